@@ -1,0 +1,140 @@
+"""What a client asks a head for, and the events that answer it: the seam between `api` and `head`.
+
+The rule this file keeps: nothing here knows HTTP, and nothing here knows peers' sockets. `api` turns bodies into a
+`GenerationRequest` and events into bodies; whatever implements `Generator` does the work. One answer is the events
+`Started`, then any number of `TextDelta`, then `Finished`, in this order; an exception instead of the next event ends
+the answer. Closing the events early (`aclose`, or cancelling the task that iterates them) stops the work on every span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.span import Span
+
+if TYPE_CHECKING:
+    from meshswarm.head.sampler import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is "system", "user" or "assistant"; `content` is plain text."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Exactly one of `messages` (a chat) and `prompt` (raw text or token ids, no template) is set.
+
+    `model` is a name or a model id as text, None for whichever model this head prefers. `max_tokens` None means until
+    the model ends or its context is full. `stop` strings end the answer and are not part of it.
+    """
+
+    model: str | None
+    messages: tuple[Message, ...] | None
+    prompt: str | tuple[int, ...] | None
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    profile: Profile = Profile.FAST
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSummary:
+    """Who computes an answer: per hop, in order, the PeerId as text and the layers `"a:b"` it computes."""
+
+    hops: tuple[tuple[str, str], ...]
+    numclass: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `cached_tokens` of the prompt were taken from a session's memory instead of being computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Rows computed and the wall time they took, in milliseconds, as the head saw it: `prompt` until the first token
+    was there, `predicted` from then on."""
+
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The route stands and the prompt fits: from here on text can come. `created` is Unix time in seconds."""
+
+    request_id: str
+    model: str
+    created: int
+    prompt_tokens: int
+    route: RouteSummary
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer: whole characters only, stop strings never included. `text` may be empty while held back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer's end. "stop": the model ended it or a stop string did; "length": max_tokens or the context did."""
+
+    reason: Literal["stop", "length"]
+    usage: Usage
+    timings: Timings
+    system_fingerprint: str
+
+
+Event = Started | TextDelta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelListing:
+    """A model this head knows of. `covered` are the layers that reachable peers serve, merged and in order; `ready`
+    means that they make a whole route now. `id` is what a client names in `model`; `created` is Unix time in seconds."""
+
+    id: str
+    model_id: str
+    created: int
+    n_ctx: int
+    n_layers: int
+    covered: tuple[Span, ...]
+    holders: int
+    ready: bool
+
+
+class Events(Protocol):
+    """An answer's events; any async generator is one."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+    def __anext__(self) -> Awaitable[Event]: ...
+    async def aclose(self) -> None: ...
+
+
+class Generator(Protocol):
+    """Runs requests.
+
+    Instead of an event, `generate` raises RequestError (the request cannot be served as it stands), UnknownModelError,
+    NoRouteError, RefusedError (try again later) or another RemoteError (a peer failed).
+    """
+
+    def generate(self, request: GenerationRequest) -> Events: ...
+    async def models(self) -> list[ModelListing]: ...
