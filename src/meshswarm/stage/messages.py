@@ -1,0 +1,249 @@
+"""The messages of a session, OPEN to CLOSE, as values; `stage/wire.py` turns them into bytes and back.
+
+Rows travel as raw little-endian bytes: hidden states float32 [n_rows, n_embd], token ids int32 [n_rows]. The sequence
+number of a STEP orders everything in a session: rows, truncation, replay, results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from meshswarm.config import Address
+from meshswarm.identity import PeerId
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.span import Span
+
+SESSION_STREAM = "session"
+HOP_STREAM = "hop"
+
+SESSION_ID_BYTES = 16
+MAX_ROWS_PER_STEP = 512
+MAX_FRAME_BYTES = 16 << 20  # 512 rows of a model 8192 wide
+MAX_TEXT = 500
+MAX_TOP_K = 4096
+
+
+class Kind(IntEnum):
+    """First element of every frame."""
+
+    OPEN = 1
+    OPENED = 2
+    REFUSED = 3
+    HOP = 4
+    STEP = 5
+    RESULT = 6
+    CREDIT = 7
+    FULL_ROW_REQUEST = 8
+    FULL_ROW = 9
+    CANCEL = 10
+    CLOSE = 11
+    RECEIPT = 12
+    RECEIPT_ACK = 13
+    FAILED = 14
+
+
+class Returns(StrEnum):
+    """What a span does with the rows it computed: send them to the next span, or top-k logits to the head."""
+
+    NEXT = "next"
+    LOGITS = "logits"
+
+
+class RefusalReason(StrEnum):
+    BUSY = "busy"
+    UNKNOWN_SPAN = "unknown-span"
+    CONTEXT = "context"
+    UNSUPPORTED = "unsupported"
+    NEXT_UNREACHABLE = "next-unreachable"
+    DRAINING = "draining"
+
+
+class Dtype(StrEnum):
+    """Wire type of hidden states. F32 is exact; others need a proof per model and are not built yet."""
+
+    F32 = "f32"
+
+
+class Flag(IntEnum):
+    """Bits of `Step.flags`."""
+
+    EMIT = 1  # the last span returns the logits of the step's last row
+    REPLAY = 2  # rows computed before by a span that was lost; nothing is emitted
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The head asks a span to take part in a session. Signed by the head.
+
+    `previous` or `next` None mean the head itself.
+    """
+
+    session: bytes
+    head: PeerId
+    head_addresses: tuple[Address, ...]
+    model_id: bytes
+    span: Span  # layers to compute: from the start of the slice the peer serves, to an exit at or before its end
+    n_layers: int
+    previous: PeerId | None
+    next: PeerId | None
+    next_addresses: tuple[Address, ...]
+    returns: Returns
+    dtype: Dtype
+    n_ctx: int  # positions this session may use, on every span alike
+    profile: Profile
+    temperature: float  # the tail mass of a RESULT is taken at this temperature
+    top_k: int
+    deadline_ms: int  # how long the session may live, from OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    numclass: str
+    window: int  # rows the head may have under way before the span credits them back
+    slice_root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """First frame on the stream from one span to the next."""
+
+    head: PeerId
+    session: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rows for positions `pos0 ... pos0 + n_rows - 1`. Either `tokens` (first span) or `hidden` is present.
+
+    `truncate_to`: positions from there on are removed before the rows are computed. `running_hash` covers all rows sent
+    in this direction of the session so far (see `RowHash`).
+    """
+
+    seq: int
+    pos0: int
+    n_rows: int
+    truncate_to: int | None
+    flags: int
+    tokens: bytes | None
+    dtype: Dtype
+    hidden: bytes | None
+    running_hash: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Top-k of one row's logits: ids int32 and logits float32 as bytes, descending; the tail's log-mass at the
+    session's temperature (-inf when nothing is left out)."""
+
+    ids: bytes
+    logits: bytes
+    tail_log_mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seq: int
+    rows: tuple[Row, ...]
+    running_hash: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """`rows`: all rows of the session this span has computed so far."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FullRowRequest:
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class FullRow:
+    seq: int
+    logits: bytes  # float32 [n_vocab]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What one side counted over a session and span. All are totals; bytes are those of rows, without framing."""
+
+    prefill_rows: int = 0
+    decode_rows: int = 0
+    drafted_rows: int = 0
+    accepted_rows: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptOffer:
+    """The provider's signed receipt (the ledger's bytes); ends the session on the provider's side."""
+
+    receipt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptAck:
+    """The consumer's counter-signature."""
+
+    acknowledgement: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A span gives the session up. `blamed` names the peer whose input caused it, when it was not the sender's own."""
+
+    message: str
+    blamed: PeerId | None
+
+
+Message = (
+    Open | Opened | Refused | Hop | Step | Result | Credit | FullRowRequest | FullRow | Cancel | Close | ReceiptOffer
+    | ReceiptAck | Failed
+)  # fmt: skip
+
+
+class RowHash:
+    """Running BLAKE2b-256 over the rows of one direction of a session; both ends compute it, receipts carry it."""
+
+    def __init__(self, session: bytes, direction: str) -> None:
+        self._hash = hashlib.blake2b(session + direction.encode(), digest_size=32)
+
+    def step(self, seq: int, pos0: int, n_rows: int, tokens: bytes | None, hidden: bytes | None) -> bytes:
+        """Adds a step's rows and returns the digest so far."""
+        self._hash.update(struct.pack(">QII", seq, pos0, n_rows))
+        self._hash.update(tokens if tokens is not None else b"")
+        self._hash.update(hidden if hidden is not None else b"")
+        return self._hash.copy().digest()
+
+    def result(self, seq: int, rows: tuple[Row, ...]) -> bytes:
+        """Adds a result's rows and returns the digest so far."""
+        self._hash.update(struct.pack(">QI", seq, len(rows)))
+        for row in rows:
+            self._hash.update(row.ids + row.logits + struct.pack(">d", row.tail_log_mass))
+        return self._hash.copy().digest()
+
+    def digest(self) -> bytes:
+        return self._hash.copy().digest()

@@ -1,0 +1,195 @@
+"""A span's side of one session, as a state machine without I/O.
+
+Events go in (a step arrived, the engine finished one), actions come out (compute, forward, reply). The rule this file
+keeps: the sequence number decides. A step older than the last one handled is dropped, a gap waits, and rows are only
+ever accepted at the position where the session stands, so a span never computes on a KV cache that differs from what
+the head believes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshswarm.errors import RemoteProtocolError
+from meshswarm.stage.messages import (
+    Counters,
+    Credit,
+    Dtype,
+    Flag,
+    Message,
+    Open,
+    Result,
+    Returns,
+    Row,
+    RowHash,
+    Step,
+)
+
+MAX_WAITING_STEPS = 64  # steps held back because an earlier one has not arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Have the engine compute this step's rows; `output_rows` are the rows whose logits are wanted (last span only)."""
+
+    step: Step
+    output_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send this step to the next span."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send this message to the head."""
+
+    message: Message
+
+
+Action = Compute | Forward | Reply
+
+
+@dataclass(slots=True)
+class SpanSession:
+    """State of one session on one span.
+
+    `n_embd`: width of the residual stream. `window`: rows the head may have under way before credit comes back.
+    """
+
+    opening: Open
+    n_embd: int
+    window: int
+    length: int = 0  # positions accepted so far
+    counters: Counters = field(default_factory=Counters)
+    _next_seq: int = 0
+    _waiting: dict[int, Step] = field(default_factory=dict)
+    _computing: dict[int, Step] = field(default_factory=dict)
+    _rows_computed: int = 0
+    _rows_credited: int = 0
+    input_hash: RowHash = field(init=False)
+    output_hash: RowHash = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.input_hash = RowHash(self.opening.session, "step")
+        self.output_hash = RowHash(
+            self.opening.session, "result" if self.opening.returns is Returns.LOGITS else "step"
+        )
+
+    @property
+    def takes_tokens(self) -> bool:
+        """The first span embeds token ids; every other one takes hidden states."""
+        return self.opening.span.start == 0
+
+    def on_step(self, step: Step) -> list[Action]:
+        """A STEP arrived from the previous peer. Raises RemoteProtocolError when it breaks the session's rules."""
+        if step.seq < self._next_seq:
+            return []
+        if step.seq > self._next_seq:
+            if len(self._waiting) >= MAX_WAITING_STEPS:
+                raise RemoteProtocolError(
+                    f"step {self._next_seq} never came, and {MAX_WAITING_STEPS} later ones are already waiting for it"
+                )
+            self._waiting[step.seq] = step
+            return []
+        actions: list[Action] = []
+        ready: Step | None = step
+        while ready is not None:
+            actions.append(self._accept(ready))
+            ready = self._waiting.pop(self._next_seq, None)
+        return actions
+
+    def _accept(self, step: Step) -> Compute:
+        if step.truncate_to is not None:
+            if step.truncate_to > self.length:
+                raise RemoteProtocolError(
+                    f"step {step.seq} truncates to position {step.truncate_to}, but only {self.length} exist"
+                )
+            self.length = step.truncate_to
+        if step.pos0 != self.length:
+            raise RemoteProtocolError(
+                f"step {step.seq} starts at position {step.pos0}, but the session stands at {self.length}"
+            )
+        if step.pos0 + step.n_rows > self.opening.n_ctx:
+            raise RemoteProtocolError(
+                f"step {step.seq} ends at position {step.pos0 + step.n_rows}, beyond the {self.opening.n_ctx} reserved"
+            )
+        self._check_rows(step)
+        in_flight = sum(waiting.n_rows for waiting in self._computing.values())
+        if in_flight + step.n_rows > self.window:
+            raise RemoteProtocolError(f"step {step.seq} exceeds the window of {self.window} rows under way")
+        digest = self.input_hash.step(step.seq, step.pos0, step.n_rows, step.tokens, step.hidden)
+        if step.running_hash is not None and step.running_hash != digest:
+            raise RemoteProtocolError(f"the rows up to step {step.seq} are not the ones their sender hashed")
+        self._next_seq = step.seq + 1
+        self.length += step.n_rows
+        self._computing[step.seq] = step
+        self._count(step, bytes_in=len(step.tokens or step.hidden or b""))
+        emits = bool(step.flags & Flag.EMIT) and self.opening.returns is Returns.LOGITS
+        return Compute(step, (step.n_rows - 1,) if emits else ())
+
+    def _check_rows(self, step: Step) -> None:
+        if self.takes_tokens:
+            if step.tokens is None:
+                raise RemoteProtocolError(f"step {step.seq} has no token ids, which the first span needs")
+        elif step.hidden is None:
+            raise RemoteProtocolError(f"step {step.seq} has no hidden states")
+        elif step.dtype is not self.opening.dtype or len(step.hidden) != step.n_rows * self.n_embd * 4:
+            raise RemoteProtocolError(
+                f"step {step.seq} carries {len(step.hidden)} bytes of {step.dtype}, but {step.n_rows} rows of width "
+                f"{self.n_embd} in {self.opening.dtype} were expected"
+            )
+
+    def on_computed(self, seq: int, hidden: bytes | None, rows: tuple[Row, ...]) -> list[Action]:
+        """The engine finished step `seq`: `hidden` for the next span, or `rows` (top-k) for the head."""
+        step = self._computing.pop(seq, None)
+        if step is None:
+            return []
+        actions: list[Action] = []
+        if self.opening.returns is Returns.NEXT:
+            assert hidden is not None
+            digest = self.output_hash.step(seq, step.pos0, step.n_rows, None, hidden)
+            actions.append(
+                Forward(
+                    Step(
+                        seq, step.pos0, step.n_rows, step.truncate_to, step.flags, None, Dtype.F32, hidden, digest
+                    )
+                )
+            )
+            self._add_bytes_out(len(hidden))
+        elif rows:
+            digest = self.output_hash.result(seq, rows)
+            actions.append(Reply(Result(seq, rows, digest)))
+            self._add_bytes_out(sum(len(row.ids) + len(row.logits) for row in rows))
+        self._rows_computed += step.n_rows
+        # Credit comes back in quarters of the window: beside the work, never once per token.
+        if self._rows_computed - self._rows_credited >= max(1, self.window // 4):
+            self._rows_credited = self._rows_computed
+            actions.append(Reply(Credit(self._rows_computed)))
+        return actions
+
+    def _count(self, step: Step, *, bytes_in: int) -> None:
+        self.counters = count_step(self.counters, step.n_rows, bytes_in)
+
+    def _add_bytes_out(self, n_bytes: int) -> None:
+        c = self.counters
+        self.counters = Counters(
+            c.prefill_rows, c.decode_rows, c.drafted_rows, c.accepted_rows, c.bytes_in, c.bytes_out + n_bytes
+        )
+
+
+def count_step(counters: Counters, n_rows: int, bytes_in: int) -> Counters:
+    """Counters after one more step: a single row is decode work, several rows are prefill. Both sides count by this."""
+    c = counters
+    prefill, decode = (0, 1) if n_rows == 1 else (n_rows, 0)
+    return Counters(
+        c.prefill_rows + prefill,
+        c.decode_rows + decode,
+        c.drafted_rows,
+        c.accepted_rows,
+        c.bytes_in + bytes_in,
+        c.bytes_out,
+    )

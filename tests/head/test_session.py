@@ -1,0 +1,306 @@
+"""The head's session core against real span cores, without sockets: flights, credit, deadlines, failures.
+
+Messages travel on a virtual clock: one unit per flight between two different peers, nothing within one peer, nothing
+for computing. So the time between two tokens is the number of one-way flights a token costs.
+"""
+
+import heapq
+import itertools
+
+import numpy as np
+import pytest
+
+from meshswarm.errors import PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
+from meshswarm.head.session import (
+    CLOSE_TIMEOUT_S,
+    OPEN_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    Action,
+    Broken,
+    Done,
+    HeadSession,
+    Hop,
+    Ready,
+    Receipt,
+    Rows,
+    State,
+    Terms,
+    ToSpan,
+)
+from meshswarm.identity import Identity, PeerId
+from meshswarm.stage.messages import (
+    Cancel,
+    Close,
+    Counters,
+    Credit,
+    Failed,
+    Message,
+    Open,
+    Opened,
+    ReceiptOffer,
+    RefusalReason,
+    Refused,
+    Result,
+    Row,
+    Step,
+)
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
+from meshswarm.stage.span import Span
+
+N_EMBD = 4
+ROW = Row(np.array([7], "<i4").tobytes(), np.array([1.0], "<f4").tobytes(), -1.0)
+
+
+def peer(number: int) -> PeerId:
+    return Identity.from_seed(bytes([number]) * 32).peer_id
+
+
+def terms(profile: Profile = Profile.FAST, n_ctx: int = 4096) -> Terms:
+    return Terms(bytes(32), 30, N_EMBD, n_ctx, profile, 0.0, 1, 60_000)
+
+
+def route(n_spans: int, *, head_serves_first: bool = True) -> tuple[PeerId, tuple[Hop, ...]]:
+    head = peer(100)
+    width = 30 // n_spans
+    hops = [Hop(peer(i), (), Span(i * width, 30 if i == n_spans - 1 else (i + 1) * width)) for i in range(n_spans)]
+    if head_serves_first:
+        hops[0] = Hop(head, (), hops[0].span)
+    return head, tuple(hops)
+
+
+class Swarm:
+    """Carries messages between one HeadSession and its spans; `now` counts flights."""
+
+    def __init__(self, n_spans: int, *, head_serves_first: bool = True, window: int = 512) -> None:
+        self.head_peer, self.hops = route(n_spans, head_serves_first=head_serves_first)
+        self.core = HeadSession(bytes(16), self.head_peer, (), self.hops, terms())
+        self.window = window
+        self.spans: dict[int, SpanSession] = {}
+        self.now = 0.0
+        self.rows_at: list[float] = []
+        self.events: list[Action] = []
+        self._order = itertools.count()
+        self._mail: list[tuple[float, int, str, int, Message]] = []
+
+    def post(self, sender: PeerId, receiver: PeerId, to: str, hop: int, message: Message) -> None:
+        flight = 0.0 if sender == receiver else 1.0
+        heapq.heappush(self._mail, (self.now + flight, next(self._order), to, hop, message))
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToSpan(hop, message):
+                    self.post(self.head_peer, self.hops[hop].peer, "span", hop, message)
+                case Rows():
+                    self.rows_at.append(self.now)
+                    self.events.append(action)
+                case _:
+                    self.events.append(action)
+
+    def run(self) -> None:
+        while self._mail:
+            self.now, _, to, hop, message = heapq.heappop(self._mail)
+            if to == "head":
+                self.act(self.core.on_message(hop, message, self.now))
+            else:
+                self.at_span(hop, message)
+
+    def at_span(self, hop: int, message: Message) -> None:
+        me = self.hops[hop].peer
+        match message:
+            case Open():
+                self.spans[hop] = SpanSession(message, N_EMBD, self.window)
+                self.post(me, self.head_peer, "head", hop, Opened("cpu", self.window, bytes(32)))
+            case Step():
+                span = self.spans[hop]
+                for compute in span.on_step(message):
+                    assert isinstance(compute, Compute)
+                    hidden = bytes(compute.step.n_rows * N_EMBD * 4)
+                    rows = (ROW,) if compute.output_rows else ()
+                    for action in span.on_computed(compute.step.seq, hidden, rows):
+                        if isinstance(action, Forward):
+                            self.post(me, self.hops[hop + 1].peer, "span", hop + 1, action.step)
+                        else:
+                            assert isinstance(action, Reply)
+                            self.post(me, self.head_peer, "head", hop, action.message)
+            case Close(counters):
+                assert counters == self.spans[hop].counters, "head and span count alike"
+                self.post(me, self.head_peer, "head", hop, ReceiptOffer(b"receipt"))
+            case _:
+                self.events.append(Done())
+
+    def open(self) -> None:
+        self.act(self.core.start(self.now))
+        self.run()
+        assert isinstance(self.events[-1], Ready)
+
+    def decode(self, n_tokens: int) -> list[float]:
+        """Time between consecutive tokens, in flights."""
+        for _ in range(n_tokens):
+            self.act(self.core.push([1], self.now))
+            self.run()
+        return [later - earlier for earlier, later in itertools.pairwise(self.rows_at)]
+
+
+@pytest.mark.parametrize("n_spans", [1, 2, 3, 5])
+def test_a_token_costs_exactly_one_flight_per_span_when_the_head_serves_the_first(n_spans: int) -> None:
+    swarm = Swarm(n_spans)
+    swarm.open()
+    gaps = swarm.decode(300)  # long enough for credit to be renewed on the way
+    expected = 0.0 if n_spans == 1 else float(n_spans)
+    assert set(gaps) == {expected}
+
+
+def test_a_head_without_layers_pays_one_flight_more() -> None:
+    swarm = Swarm(3, head_serves_first=False)
+    swarm.open()
+    assert set(swarm.decode(20)) == {4.0}
+
+
+def test_opening_costs_one_round_trip_however_many_spans() -> None:
+    swarm = Swarm(5, head_serves_first=False)
+    swarm.open()
+    assert swarm.now == 2.0
+
+
+def test_a_long_prompt_goes_in_chunks_within_every_window_and_emits_once() -> None:
+    swarm = Swarm(3, window=256)
+    swarm.open()
+    swarm.act(swarm.core.push(list(range(1000)), swarm.now))
+    assert swarm.core.length == 1000
+    swarm.run()
+    assert len(swarm.rows_at) == 1
+    assert [span.length for span in swarm.spans.values()] == [1000] * 3
+
+
+def test_closing_brings_a_receipt_from_every_span_and_then_ends() -> None:
+    swarm = Swarm(3)
+    swarm.open()
+    swarm.act(swarm.core.push([1, 2, 3], swarm.now))
+    swarm.run()
+    swarm.decode(5)
+    swarm.act(swarm.core.close(swarm.now))
+    swarm.run()
+    assert sorted(event.hop for event in swarm.events if isinstance(event, Receipt)) == [0, 1, 2]
+    assert isinstance(swarm.events[-1], Done)
+    assert swarm.core.state is State.ENDED
+
+
+def test_truncation_travels_with_the_rows() -> None:
+    swarm = Swarm(2)
+    swarm.open()
+    swarm.act(swarm.core.push([1, 2, 3, 4, 5], swarm.now))
+    swarm.run()
+    swarm.act(swarm.core.push([9], swarm.now, truncate_to=3))
+    swarm.run()
+    assert [span.length for span in swarm.spans.values()] == [4, 4]
+    assert swarm.core.length == 4
+
+
+def test_the_exact_profile_never_sends_more_than_48_rows_at_once() -> None:
+    head, hops = route(1)
+    core = HeadSession(bytes(16), head, (), hops, terms(Profile.EXACT))
+    core.start(0.0)
+    core.on_message(0, Opened("cpu", 512, bytes(32)), 0.0)
+    steps = [a.message for a in core.push(list(range(100)), 0.0) if isinstance(a, ToSpan)]
+    assert [step.n_rows for step in steps if isinstance(step, Step)] == [48, 48, 4]
+
+
+def opened_core(n_spans: int = 2) -> HeadSession:
+    head, hops = route(n_spans)
+    core = HeadSession(bytes(16), head, (), hops, terms())
+    core.start(0.0)
+    for hop in range(n_spans):
+        core.on_message(hop, Opened("cpu", 512, bytes(32)), 0.0)
+    return core
+
+
+def broken_by(actions: list[Action]) -> Exception:
+    assert isinstance(actions[-1], Done)
+    cancelled = [a.hop for a in actions if isinstance(a, ToSpan) and isinstance(a.message, Cancel)]
+    assert cancelled, "a broken session is cancelled on every span"
+    (broken,) = (action for action in actions if isinstance(action, Broken))
+    return broken.error
+
+
+def test_a_silent_span_breaks_the_opening_at_its_deadline_and_is_named() -> None:
+    head, hops = route(2)
+    core = HeadSession(bytes(16), head, (), hops, terms())
+    core.start(100.0)
+    core.on_message(0, Opened("cpu", 512, bytes(32)), 100.1)
+    assert core.tick(100.0 + OPEN_TIMEOUT_S - 0.01) == []
+    error = broken_by(core.tick(100.0 + OPEN_TIMEOUT_S))
+    assert isinstance(error, PeerUnreachableError)
+    assert error.peer == str(hops[1].peer)
+    assert "15:30" in str(error)
+
+
+def test_a_refusal_breaks_with_the_reason_and_when_to_retry() -> None:
+    head, hops = route(2)
+    core = HeadSession(bytes(16), head, (), hops, terms())
+    core.start(0.0)
+    error = broken_by(core.on_message(1, Refused(RefusalReason.BUSY, "all taken", 1500), 0.1))
+    assert isinstance(error, RefusedError)
+    assert error.retry_after_s == 1.5
+    assert error.peer == str(hops[1].peer)
+
+
+def test_a_lost_span_breaks_a_running_session_at_once() -> None:
+    core = opened_core()
+    core.push([1], 1.0)
+    error = broken_by(core.on_lost(1, PeerUnreachableError("silent for 4 s")))
+    assert isinstance(error, PeerUnreachableError)
+    assert error.peer == str(core.hops[1].peer)
+    assert core.on_lost(1, None) == [], "an ended session says nothing more"
+
+
+def test_a_route_that_stalls_breaks_at_the_stall_deadline_and_credit_counts_as_progress() -> None:
+    core = opened_core()
+    core.push(list(range(200)), 1.0)
+    core.on_message(0, Credit(128), 50.0)
+    assert core.tick(1.0 + STALL_TIMEOUT_S) == []
+    assert isinstance(broken_by(core.tick(50.0 + STALL_TIMEOUT_S)), RemoteError)
+
+
+def test_receipts_that_never_come_do_not_hold_the_end() -> None:
+    core = opened_core()
+    assert all(isinstance(a, ToSpan) and isinstance(a.message, Close) for a in core.close(5.0))
+    assert core.on_message(0, ReceiptOffer(b"r"), 5.1) == [Receipt(0, b"r")]
+    assert core.tick(5.0 + CLOSE_TIMEOUT_S) == [Done()]
+
+
+@pytest.mark.parametrize(
+    ("hop", "message", "complaint"),
+    [
+        (0, Result(0, (ROW,), None), "not the last span"),
+        (1, Result(7, (ROW,), None), "not due"),
+        (1, Result(0, (ROW,), bytes(32)), "other logits than it hashed"),
+        (0, Credit(10**6), "never sent"),
+        (0, Opened("cpu", 512, bytes(32)), "twice"),
+        (0, ReceiptOffer(b""), "not due"),
+        (1, Close(Counters()), "heads never get"),
+    ],
+)
+def test_messages_out_of_place_break_the_session_and_name_the_peer(hop: int, message: Message, complaint: str) -> None:
+    core = opened_core()
+    core.push([1], 0.0)
+    error = broken_by(core.on_message(hop, message, 0.1))
+    assert isinstance(error, RemoteProtocolError)
+    assert complaint in str(error)
+    assert error.peer == str(core.hops[hop].peer)
+
+
+def test_a_failure_blames_the_peer_the_span_blames() -> None:
+    core = opened_core()
+    error = broken_by(core.on_message(1, Failed("rows with NaN", core.hops[0].peer), 0.1))
+    assert isinstance(error, RemoteError)
+    assert error.peer == str(core.hops[0].peer)
+
+
+def test_routes_that_do_not_cover_the_model_are_refused_at_once() -> None:
+    head, hops = route(3)
+    with pytest.raises(ValueError, match="does not join at layer 10"):
+        HeadSession(bytes(16), head, (), (hops[0], hops[2]), terms())
+    with pytest.raises(ValueError, match="ends at layer 20"):
+        HeadSession(bytes(16), head, (), hops[:2], terms())

@@ -1,0 +1,141 @@
+"""Session messages as bytes: every message survives the trip, nothing malformed gets in."""
+
+import math
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshswarm.config import Address
+from meshswarm.errors import RemoteProtocolError
+from meshswarm.identity import Identity, PeerId
+from meshswarm.stage import messages as m
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.span import Span
+from meshswarm.stage.wire import decode, encode
+
+IDENTITY = Identity.from_seed(b"\1" * 32)
+OTHER = Identity.from_seed(b"\2" * 32)
+
+peers = st.binary(min_size=32, max_size=32).map(PeerId)
+optional_peers = st.none() | peers
+hashes = st.binary(min_size=32, max_size=32)
+counts = st.integers(0, 2**64 - 1)
+addresses = st.lists(st.builds(Address, st.just("10.0.0.1"), st.integers(0, 65535)), max_size=3).map(tuple)
+spans = st.tuples(st.integers(0, 100), st.integers(1, 100)).map(lambda p: Span(p[0], p[0] + p[1]))
+texts = st.text(max_size=100)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> m.Step:
+    n_rows = draw(st.integers(1, 8))
+    is_token = draw(st.booleans())
+    tokens = draw(st.binary(min_size=4 * n_rows, max_size=4 * n_rows)) if is_token else None
+    hidden = None if is_token else draw(st.binary(max_size=200))
+    return m.Step(
+        draw(counts), draw(st.integers(0, 2**24)), n_rows, draw(st.none() | st.integers(0, 2**24)),
+        draw(st.integers(0, 255)), tokens, m.Dtype.F32, hidden, draw(st.none() | hashes),
+    )  # fmt: skip
+
+
+rows = st.integers(1, 5).flatmap(
+    lambda k: st.builds(
+        m.Row,
+        st.binary(min_size=4 * k, max_size=4 * k),
+        st.binary(min_size=4 * k, max_size=4 * k),
+        st.just(-math.inf) | st.floats(-1e6, 1e6),
+    )
+)
+opens = st.builds(
+    m.Open,
+    session=st.binary(min_size=16, max_size=16), head=st.just(IDENTITY.peer_id), head_addresses=addresses,
+    model_id=hashes, span=spans, n_layers=st.integers(1, 512), previous=optional_peers, next=optional_peers,
+    next_addresses=addresses, returns=st.sampled_from(m.Returns), dtype=st.just(m.Dtype.F32),
+    n_ctx=st.integers(0, 2**24), profile=st.sampled_from(Profile), temperature=st.floats(0, 1000),
+    top_k=st.integers(0, 4096), deadline_ms=st.integers(0, 2**40),
+)  # fmt: skip
+anything = st.one_of(
+    opens, steps(),
+    st.builds(m.Opened, texts, st.integers(0, 2**32 - 1), hashes),
+    st.builds(m.Refused, st.sampled_from(m.RefusalReason), texts, st.integers(0, 2**32 - 1)),
+    st.builds(m.Hop, peers, st.binary(min_size=16, max_size=16)),
+    st.builds(m.Result, counts, st.lists(rows, max_size=3).map(tuple), st.none() | hashes),
+    st.builds(m.Credit, counts), st.builds(m.FullRowRequest, counts),
+    st.builds(m.FullRow, counts, st.binary(max_size=100)), st.builds(m.Cancel),
+    st.builds(m.Close, st.builds(m.Counters, counts, counts, counts, counts, counts, counts)),
+    st.builds(m.ReceiptOffer, st.binary(max_size=100)), st.builds(m.ReceiptAck, st.binary(max_size=100)),
+    st.builds(m.Failed, texts, optional_peers),
+)  # fmt: skip
+
+
+@given(anything)
+def test_every_message_survives_the_trip(message: m.Message) -> None:
+    assert decode(encode(message, IDENTITY)) == message
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused(frame: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(frame)
+
+
+@given(anything, st.data())
+def test_a_damaged_frame_is_refused_or_another_valid_message(message: m.Message, data: st.DataObject) -> None:
+    frame = bytearray(encode(message, IDENTITY))
+    index = data.draw(st.integers(0, len(frame) - 1))
+    frame[index] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded = decode(bytes(frame))
+    except RemoteProtocolError:
+        return
+    assert not isinstance(decoded, m.Open), "an OPEN cannot be altered: it is signed"
+
+
+@given(anything)
+def test_a_frame_cut_short_is_refused(message: m.Message) -> None:
+    frame = encode(message, IDENTITY)
+    for end in range(min(len(frame), 40)):
+        with pytest.raises(RemoteProtocolError):
+            decode(frame[:end])
+
+
+@given(anything)
+def test_fields_of_a_later_version_are_ignored(message: m.Message) -> None:
+    fields = msgpack.unpackb(encode(message, IDENTITY), raw=False)
+    assert decode(msgpack.packb([*fields, "new field"])) == message
+
+
+def test_an_open_signed_by_somebody_else_is_refused() -> None:
+    frame = msgpack.unpackb(encode(example_open(), IDENTITY), raw=False)
+    frame[2] = OTHER.sign("open", frame[1])
+    with pytest.raises(RemoteProtocolError, match="signature"):
+        decode(msgpack.packb(frame))
+
+
+def example_open() -> m.Open:
+    return m.Open(
+        bytes(16), IDENTITY.peer_id, (), bytes(32), Span(0, 30), 30, None, None, (), m.Returns.LOGITS, m.Dtype.F32,
+        512, Profile.FAST, 0.0, 1, 1000,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ([m.Kind.STEP, 0, 0, 0, None, 0, b"", "f32", None, None], "without rows"),
+        ([m.Kind.STEP, 0, 0, 1, None, 0, None, "f32", None, None], "either tokens or hidden"),
+        ([m.Kind.STEP, 0, 0, 2, None, 0, b"1234", "f32", None, None], "another number of tokens"),
+        ([m.Kind.STEP, 0, 0, 1, None, 0, b"1234", "f64", None, None], "dtype"),
+        ([m.Kind.STEP, -1, 0, 1, None, 0, b"1234", "f32", None, None], "seq"),
+        ([m.Kind.STEP, True, 0, 1, None, 0, b"1234", "f32", None, None], "seq"),
+        ([m.Kind.STEP, 0, 0, 513, None, 0, b"", "f32", None, None], "n_rows"),
+        ([m.Kind.RESULT, 0, [[b"1234", b"12345678", 0.0]], None], "do not match"),
+        ([m.Kind.RESULT, 0, [[b"1234", b"1234", math.nan]], None], "tail_log_mass"),
+        ([99], "unknown kind"),
+        ([], "starts with its kind"),
+    ],
+)
+def test_malformed_fields_are_named(fields: list[object], complaint: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=complaint):
+        decode(msgpack.packb(fields))
