@@ -1,0 +1,210 @@
+"""The numbers a model is built from, and the ranges in which they are sane.
+
+The rule this file keeps: a value that makes llama.cpp abort the process (a block count of 0 or a million, more
+experts than it has room for), overflow, or compute nonsense (a NaN epsilon) is refused here, by name. Unknown keys of
+the architecture are held to general bounds: integers in 32 bits, floats finite.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshswarm.artifacts.container import FLOAT_TYPES, INTEGER_TYPES, GgufHeader, ValueType
+from meshswarm.stage.span import MAX_LAYERS
+
+MAX_CONTEXT = 1 << 24
+MAX_EMBEDDING = 1 << 17
+MAX_HEADS = 1024
+MAX_HEAD_SIZE = 4096
+MAX_FEED_FORWARD = 1 << 21
+MAX_EXPERTS = 512
+MAX_VOCABULARY = 1 << 22
+MAX_EPSILON = 0.1
+MAX_MAGNITUDE = 1e15
+TOKENS_KEY = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """What the rest of the program needs to know about a model's shape. Lengths count layers, rows and tokens."""
+
+    architecture: str
+    n_layers: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_kv_row: int  # widest K plus V row of any layer, in elements: what one token's KV cache costs a layer
+    tied_embeddings: bool  # no output matrix of its own: the token embedding serves as one
+
+
+def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
+    """Check every hyper-parameter of `header`. Raises ArtifactError naming the first one that cannot be."""
+    architecture = header.text("general.architecture")
+    if architecture is None:
+        raise header.fault("general.architecture", "is missing")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,31}", architecture):
+        raise header.fault("general.architecture", f"is not an architecture's name: {architecture[:40]!r}")
+    _refuse_split(header)
+    numbers = _Numbers(header, architecture)
+    n_layers = numbers.required("block_count", 1, MAX_LAYERS)
+    n_ctx_train = numbers.required("context_length", 1, MAX_CONTEXT)
+    n_embd = numbers.required("embedding_length", 1, MAX_EMBEDDING)
+    numbers.per_layer("feed_forward_length", n_layers, 0, MAX_FEED_FORWARD)
+    n_kv_row = _check_attention(numbers, n_layers, n_embd)
+    _check_experts(numbers)
+    _check_all_numbers(header, architecture)
+    _check_layer_names(header, n_layers)
+    n_vocab = _vocabulary_size(header, numbers)
+    _check_embedding(header, n_embd, n_vocab)
+    return Hyperparameters(
+        architecture, n_layers, n_embd, n_vocab, n_ctx_train, n_kv_row, "output.weight" not in header.tensors
+    )
+
+
+class _Numbers:
+    """Integer hyper-parameters of one architecture, by their key without its prefix."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        self.header = header
+        self._prefix = architecture
+
+    def key(self, name: str) -> str:
+        return f"{self._prefix}.{name}"
+
+    def optional(self, name: str, low: int, high: int) -> int | None:
+        key = self.key(name)
+        entry = self.header.metadata.get(key)
+        if entry is None:
+            return None
+        value = self.header.scalar(key)
+        if entry.type is not ValueType.UINT32:
+            raise self.header.fault(key, "is not a 32-bit unsigned integer")
+        assert isinstance(value, int)
+        self._in_range(key, value, low, high)
+        return value
+
+    def required(self, name: str, low: int, high: int) -> int:
+        value = self.optional(name, low, high)
+        if value is None:
+            raise self.header.fault(self.key(name), "is missing")
+        return value
+
+    def per_layer(self, name: str, n_layers: int, low: int, high: int) -> tuple[int, ...] | None:
+        """One value per layer, from an array of that length or one value for all. None when the key is missing."""
+        key = self.key(name)
+        entry = self.header.metadata.get(key)
+        if entry is None or not entry.is_array:
+            value = self.optional(name, low, high)
+            return None if value is None else (value,) * n_layers
+        if entry.item_type not in (ValueType.UINT32, ValueType.INT32) or entry.n_items != n_layers:
+            raise self.header.fault(key, f"is not an array of {n_layers} 32-bit integers, one per layer")
+        values = self.header.numbers(key)
+        assert values is not None
+        for value in values.tolist():
+            self._in_range(key, value, low, high)
+        return tuple(values.tolist())
+
+    def _in_range(self, key: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise self.header.fault(key, f"is {value}, outside {low} to {high}")
+
+
+def _refuse_split(header: GgufHeader) -> None:
+    n_parts = header.scalar("split.count")
+    if isinstance(n_parts, int) and n_parts > 1:
+        raise header.fault("split.count", f"says this is one of {n_parts} parts of a model; join them into one file")
+
+
+def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> int:
+    """Heads, their sizes and the rotary part fit each other. Returns the widest K plus V row, in elements."""
+    heads = numbers.per_layer("attention.head_count", n_layers, 0, MAX_HEADS)
+    kv_heads = numbers.per_layer("attention.head_count_kv", n_layers, 0, MAX_HEADS) or heads
+    key_size = numbers.optional("attention.key_length", 1, MAX_HEAD_SIZE)
+    value_size = numbers.optional("attention.value_length", 1, MAX_HEAD_SIZE)
+    rotary = numbers.optional("rope.dimension_count", 0, MAX_HEAD_SIZE)
+    if heads is None or kv_heads is None:
+        return 0
+    widest = 0
+    for n_heads, n_kv in zip(heads, kv_heads, strict=True):
+        if n_heads == 0:
+            continue
+        if n_kv > n_heads or (n_kv and n_heads % n_kv):
+            raise numbers.header.fault(
+                numbers.key("attention.head_count_kv"), f"is {n_kv}, which does not divide the {n_heads} heads"
+            )
+        if key_size is None and n_embd % n_heads:
+            raise numbers.header.fault(
+                numbers.key("attention.head_count"), f"is {n_heads}, which does not divide the width {n_embd}"
+            )
+        head_size = key_size or n_embd // n_heads
+        if rotary is not None and (rotary > head_size or rotary % 2):
+            raise numbers.header.fault(
+                numbers.key("rope.dimension_count"), f"is {rotary}: it must be even and at most {head_size}"
+            )
+        widest = max(widest, n_kv * (head_size + (value_size or head_size)))
+    return widest
+
+
+def _check_experts(numbers: _Numbers) -> None:
+    n_experts = numbers.optional("expert_count", 0, MAX_EXPERTS) or 0
+    n_used = numbers.optional("expert_used_count", 0, MAX_EXPERTS) or 0
+    if n_used > n_experts or (n_experts and not n_used):
+        raise numbers.header.fault(
+            numbers.key("expert_used_count"), f"is {n_used}, which does not fit {n_experts} experts"
+        )
+
+
+def _check_all_numbers(header: GgufHeader, architecture: str) -> None:
+    """General bounds for every number under the architecture's prefix, known or not."""
+    for key, entry in header.metadata.items():
+        if not key.startswith(architecture + ".") or entry.item_type is ValueType.STRING or not entry.n_items:
+            continue
+        values = header.numbers(key) if entry.is_array else np.asarray(header.scalar(key))
+        assert values is not None
+        if entry.item_type in FLOAT_TYPES:
+            low, high = float(values.min()), float(values.max())
+            if not (math.isfinite(low) and math.isfinite(high) and low > -MAX_MAGNITUDE and high < MAX_MAGNITUDE):
+                raise header.fault(key, f"is {low if not math.isfinite(low) else high}, not a sane number")
+            if key.endswith("epsilon") and not (low > 0 and high <= MAX_EPSILON):
+                raise header.fault(key, f"is {low}, outside 0 to {MAX_EPSILON}")
+            if key.endswith("rope.freq_base") and low <= 0:
+                raise header.fault(key, f"is {low}: it must be above 0")
+        elif entry.item_type in INTEGER_TYPES and (int(values.min()) < -(1 << 31) or int(values.max()) >= 1 << 31):
+            raise header.fault(key, "is outside the range of 32-bit integers")
+
+
+def _check_layer_names(header: GgufHeader, n_layers: int) -> None:
+    """Tensors belong to layers that exist, and every layer has some."""
+    seen = set()
+    for name in header.tensors:
+        match = re.match(r"blk\.([^.]*)\.", name)
+        if match is None:
+            continue
+        if not re.fullmatch(r"0|[1-9]\d{0,3}", match[1]) or int(match[1]) >= n_layers:
+            raise header.fault(f"tensor {name}", f"belongs to no layer: the model has {n_layers}")
+        seen.add(int(match[1]))
+    if len(seen) != n_layers:
+        raise header.fault("the tensor table", f"has tensors for {len(seen)} of the {n_layers} layers")
+
+
+def _vocabulary_size(header: GgufHeader, numbers: _Numbers) -> int:
+    tokens = header.metadata.get(TOKENS_KEY)
+    declared = numbers.optional("vocab_size", 1, MAX_VOCABULARY)
+    if tokens is not None and tokens.is_array:
+        if not tokens.n_items:
+            raise header.fault(TOKENS_KEY, "is empty")
+        return tokens.n_items
+    if declared is None:
+        raise header.fault(numbers.key("vocab_size"), "is missing, and there are no tokens to count")
+    return declared
+
+
+def _check_embedding(header: GgufHeader, n_embd: int, n_vocab: int) -> None:
+    for name in ("token_embd.weight", "output.weight"):
+        tensor = header.tensors.get(name)
+        if tensor is not None and tensor.dims != (n_embd, n_vocab):
+            raise header.fault(f"tensor {name}", f"has sides {tensor.dims} instead of {(n_embd, n_vocab)}")

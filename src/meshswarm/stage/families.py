@@ -1,0 +1,64 @@
+"""Which architectures may be split between layers, and where hidden states leave and enter their graphs.
+
+The rule this file keeps: an architecture stands here only when a parity test proved its cuts, since several wrong
+cuts load fine and answer silently wrong. All others are served whole. One row per architecture, as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from meshswarm.errors import ConfigError
+from meshswarm.stage.span import Span
+
+
+class IllegalCutError(ConfigError):
+    """This model cannot be cut there, or not at all; the message says why and what can be served instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the models of one architecture are cut. Node names are llama.cpp's, of its computation graph."""
+
+    architecture: str
+    capture_node: str  # the residual after layer {layer}, before the final norm: float32 [n_rows, n_embd]
+    inject_node: str  # carries the token embeddings into layer 0: overwritten with received rows
+    per_layer_keys: frozenset[str]  # metadata (without the architecture's prefix) that may hold one item per layer
+    shared_tensors: frozenset[str]  # tensors outside the layers that every span keeps whole
+
+    def capture_name(self, layer: int) -> str:
+        """Name of the graph node to read after `layer`, counted from 0 within the slice."""
+        return self.capture_node.format(layer=layer)
+
+
+_ROWS = (
+    Family(
+        architecture="llama",
+        capture_node="l_out-{layer}",
+        inject_node="embd",
+        per_layer_keys=frozenset({"attention.head_count", "attention.head_count_kv", "feed_forward_length"}),
+        shared_tensors=frozenset(
+            {"output_norm.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+        ),
+    ),
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.architecture: family for family in _ROWS})
+
+
+def check_cut(architecture: str, n_layers: int, span: Span) -> Family | None:
+    """The row to cut `span` by; None when the span is the whole model and nothing is cut.
+
+    Raises IllegalCutError for a span outside the model, or a cut of an architecture whose cuts are not proved.
+    """
+    if span.stop > n_layers:
+        raise IllegalCutError(f"the layers {span} are outside the model, which has the layers 0:{n_layers}")
+    family = FAMILIES.get(architecture)
+    if family is None and span != Span(0, n_layers):
+        provable = ", ".join(sorted(FAMILIES))
+        raise IllegalCutError(
+            f"models of the architecture {architecture!r} are served whole (layers 0:{n_layers}), not as {span}: no "
+            f"test has proved yet that they can be split exactly (proved: {provable})"
+        )
+    return family if span != Span(0, n_layers) else None
