@@ -1,0 +1,176 @@
+"""The three questions of the table, as msgpack arrays over authenticated streams: ping, find, store.
+
+The rule this file keeps: who asks is known from the connection, never from the message. Every message starts with its
+version and the sender's own addresses, so that each exchange keeps both tables up to date without one of its own.
+
+| kind | question | answer |
+|---|---|---|
+| `dht/ping` | sender | sender |
+| `dht/find` | sender, keys, wants records | sender, write token, contacts near the keys, records under the keys |
+| `dht/store` | sender, write token, (record, keys) pairs | sender, one status per pair and key |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from meshswarm.config import Address
+from meshswarm.dht import wire
+from meshswarm.dht.contact import Contact
+from meshswarm.dht.keys import ID_BYTES
+from meshswarm.dht.signed import MAX_RECORD_BYTES
+from meshswarm.dht.wire import WireError
+
+PING = "dht/ping"
+FIND = "dht/find"
+STORE = "dht/store"
+
+MESSAGE_VERSION = 1
+MAX_FIND_KEYS = 8
+MAX_STORE_ITEMS = 32
+MAX_KEYS_OF_RECORD = 128  # 512 layers in blocks of 4
+TOKEN_BYTES = 16
+MAX_CONTACTS = 160  # 20 for each of 8 keys
+MAX_FIND_RECORDS = 512  # 64 for each of 8 keys
+MAX_QUESTION_BYTES = 128 * 1024
+MAX_ANSWER_BYTES = 640 * 1024
+RECORDS_BUDGET_BYTES = 560 * 1024  # of an answer; what is left is for contacts and framing
+
+
+class StoreStatus(IntEnum):
+    """What became of one record under one key. Everything but `STORED` leaves the store as it was."""
+
+    STORED = 0
+    STALE = 1  # a record with a higher number is there
+    BAD_TOKEN = 2
+    NOT_NEAR = 3  # others are much closer to the key
+    FULL = 4
+    EXPIRED = 5  # or the clocks of the two peers differ by more than its remaining life
+    TOO_LONG = 6  # lives longer than allowed, or the author's clock is ahead
+    INVALID = 7  # unreadable, badly signed, of another swarm, or under a key that is not its own
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """`server`: it can be dialled and answers questions; only such peers enter routing tables."""
+
+    server: bool
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindQuestion:
+    sender: Sender
+    keys: tuple[bytes, ...]
+    wants_records: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindAnswer:
+    """`contacts` and `records` of all keys asked for, each once. `records` are still unread and unverified bytes."""
+
+    sender: Sender
+    token: bytes
+    contacts: tuple[Contact, ...]
+    records: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreQuestion:
+    sender: Sender
+    token: bytes
+    items: tuple[tuple[bytes, tuple[bytes, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAnswer:
+    sender: Sender
+    statuses: tuple[tuple[StoreStatus, ...], ...]
+
+
+def encode_ping(sender: Sender) -> bytes:
+    """The question and the answer alike."""
+    return wire.pack(_head(sender))
+
+
+def decode_ping(data: bytes) -> Sender:
+    return _sender(wire.unpack_array(data, MAX_QUESTION_BYTES, "a ping"))
+
+
+def encode_find(question: FindQuestion) -> bytes:
+    return wire.pack([*_head(question.sender), list(question.keys), question.wants_records])
+
+
+def decode_find(data: bytes) -> FindQuestion:
+    fields = wire.array(wire.unpack_array(data, MAX_QUESTION_BYTES, "a find"), "a find", at_least=5)
+    keys = wire.array(fields[3], "keys", at_least=1, at_most=MAX_FIND_KEYS)
+    return FindQuestion(_sender(fields), tuple(_key(key) for key in keys), wire.boolean(fields[4], "wants records"))
+
+
+def encode_found(answer: FindAnswer) -> bytes:
+    contacts = [contact.pack() for contact in answer.contacts]
+    return wire.pack([*_head(answer.sender), answer.token, contacts, list(answer.records)])
+
+
+def decode_found(data: bytes) -> FindAnswer:
+    fields = wire.array(wire.unpack_array(data, MAX_ANSWER_BYTES, "an answer"), "an answer", at_least=6)
+    contacts = wire.array(fields[4], "contacts", at_most=MAX_CONTACTS)
+    records = wire.array(fields[5], "records", at_most=MAX_FIND_RECORDS)
+    return FindAnswer(
+        sender=_sender(fields),
+        token=wire.binary(fields[3], "token", at_most=64),
+        contacts=tuple(Contact.unpack(contact) for contact in contacts),
+        records=tuple(wire.binary(record, "record", at_most=MAX_RECORD_BYTES) for record in records),
+    )
+
+
+def encode_store(question: StoreQuestion) -> bytes:
+    items = [[record, list(keys)] for record, keys in question.items]
+    return wire.pack([*_head(question.sender), question.token, items])
+
+
+def decode_store(data: bytes) -> StoreQuestion:
+    fields = wire.array(wire.unpack_array(data, MAX_QUESTION_BYTES, "a store"), "a store", at_least=5)
+    items = wire.array(fields[4], "records", at_least=1, at_most=MAX_STORE_ITEMS)
+    token = wire.binary(fields[3], "token", at_most=64)
+    return StoreQuestion(_sender(fields), token, tuple(_item(item) for item in items))
+
+
+def encode_stored(answer: StoreAnswer) -> bytes:
+    return wire.pack([*_head(answer.sender), [[int(status) for status in row] for row in answer.statuses]])
+
+
+def decode_stored(data: bytes) -> StoreAnswer:
+    fields = wire.array(wire.unpack_array(data, MAX_QUESTION_BYTES, "an answer"), "an answer", at_least=4)
+    rows = wire.array(fields[3], "statuses", at_most=MAX_STORE_ITEMS)
+    return StoreAnswer(_sender(fields), tuple(tuple(_statuses(row)) for row in rows))
+
+
+def _head(sender: Sender) -> list[object]:
+    return [MESSAGE_VERSION, sender.server, wire.pack_addresses(sender.addresses)]
+
+
+def _sender(fields: list[Any]) -> Sender:
+    wire.array(fields, "a message", at_least=3)
+    wire.integer(fields[0], "message version", low=MESSAGE_VERSION, high=MESSAGE_VERSION)
+    return Sender(wire.boolean(fields[1], "server"), wire.addresses(fields[2], "the sender's addresses"))
+
+
+def _key(value: object) -> bytes:
+    return wire.binary(value, "a key", size=ID_BYTES)
+
+
+def _item(value: object) -> tuple[bytes, tuple[bytes, ...]]:
+    pair = wire.array(value, "a record and its keys", at_least=2, at_most=2)
+    keys = wire.array(pair[1], "keys of a record", at_least=1, at_most=MAX_KEYS_OF_RECORD)
+    return wire.binary(pair[0], "record", at_most=MAX_RECORD_BYTES), tuple(_key(key) for key in keys)
+
+
+def _statuses(row: object) -> list[StoreStatus]:
+    values = wire.array(row, "statuses", at_most=MAX_KEYS_OF_RECORD)
+    try:
+        return [StoreStatus(wire.integer(value, "a status", high=255)) for value in values]
+    except ValueError:
+        raise WireError("a status that does not exist") from None

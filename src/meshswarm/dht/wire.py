@@ -1,0 +1,125 @@
+"""Reading what strangers sent: msgpack with hard limits, and one check for every field.
+
+The rule this file keeps: nothing that came from another peer is used before it passed one of the functions here. Each
+of them raises `WireError`, which names the field, and never anything else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import msgpack
+
+from meshswarm.config import Address
+from meshswarm.errors import RemoteProtocolError
+from meshswarm.identity import KEY_BYTES, PeerId
+
+MAX_ADDRESSES = 8
+MAX_INT = 2**53  # what JSON readers of a listing still hold exactly
+_MAX_ITEMS = 1024  # of one msgpack array; the checks of each message are tighter
+
+
+class WireError(RemoteProtocolError):
+    """Bytes of another peer that are not what they should be."""
+
+
+def pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack_array(data: bytes, max_bytes: int, what: str) -> list[Any]:
+    """The msgpack array that `data` is, whole: no maps, no extension types, nothing behind it."""
+    if len(data) > max_bytes:
+        raise WireError(f"{what} of {len(data)} bytes; at most {max_bytes} are allowed")
+    try:
+        value = msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=True,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=0,
+            max_ext_len=0,
+            max_str_len=max_bytes,
+            max_bin_len=max_bytes,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise WireError(f"{what} that is not msgpack: {type(error).__name__}") from None
+    return array(value, what)
+
+
+def array(value: object, what: str, *, at_least: int = 0, at_most: int = _MAX_ITEMS) -> list[Any]:
+    if not isinstance(value, list) or not at_least <= len(value) <= at_most:
+        raise WireError(f"{what} is not a list of {at_least} to {at_most} items")
+    return value
+
+
+def integer(value: object, what: str, *, low: int = 0, high: int = MAX_INT) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise WireError(f"{what} is not an integer from {low} to {high}")
+    return value
+
+
+def boolean(value: object, what: str) -> bool:
+    if type(value) is not bool:
+        raise WireError(f"{what} is not true or false")
+    return value
+
+
+def binary(value: object, what: str, *, size: int | None = None, at_most: int = 2**20) -> bytes:
+    if type(value) is not bytes or len(value) > at_most or (size is not None and len(value) != size):
+        raise WireError(f"{what} is not {'at most ' + str(at_most) if size is None else size} bytes")
+    return value
+
+
+def text(value: object, what: str, *, at_most: int) -> str:
+    if type(value) is not str or len(value) > at_most:
+        raise WireError(f"{what} is not a text of at most {at_most} characters")
+    return value
+
+
+def peer_id(value: object, what: str) -> PeerId:
+    return PeerId(binary(value, what, size=KEY_BYTES))
+
+
+def addresses(value: object, what: str) -> tuple[Address, ...]:
+    """At most `MAX_ADDRESSES` pairs of a packed IP address and a port.
+
+    Host names never travel: resolving one that a stranger chose would let him aim this peer's resolver.
+    """
+    return tuple(_address(item, what) for item in array(value, what, at_most=MAX_ADDRESSES))
+
+
+def pack_addresses(values: tuple[Address, ...]) -> list[list[object]]:
+    """The wire form of those `values` that another peer can use; the others are left out."""
+    packed: list[list[object]] = []
+    for value in values:
+        try:
+            ip = ipaddress.ip_address(value.host)
+        except ValueError:
+            continue
+        if is_dialable(value):
+            packed.append([ip.packed, value.port])
+    return packed[:MAX_ADDRESSES]
+
+
+def is_dialable(address: Address) -> bool:
+    """True for one host's plain IP address and a real port."""
+    try:
+        ip = ipaddress.ip_address(address.host)
+    except ValueError:
+        return False
+    scoped = isinstance(ip, ipaddress.IPv6Address) and ip.scope_id is not None
+    return not (ip.is_unspecified or ip.is_multicast or scoped) and address.port > 0
+
+
+def _address(item: object, what: str) -> Address:
+    pair = array(item, what, at_least=2, at_most=2)
+    raw = binary(pair[0], what, at_most=16)
+    if len(raw) not in (4, 16):
+        raise WireError(f"{what} holds an IP address of {len(raw)} bytes")
+    address = Address(str(ipaddress.ip_address(raw)), integer(pair[1], what, low=1, high=65535))
+    if not is_dialable(address):
+        raise WireError(f"{what} holds {address}, which is not one host's address")
+    return address
