@@ -1,0 +1,101 @@
+"""How commands talk to the peer that runs in the same folder: through its own HTTP API, found in `running.json`.
+
+The file says nothing that outlives the process it names; a stale one (the peer was killed) counts as "not running".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from meshswarm.config import Home, HomeLock
+from meshswarm.errors import ConfigError, LocalError, MeshswarmError
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPeer:
+    """A peer process of this folder. `api`: its base URL (`http://HOST:PORT/v1`); `api_key`: its key, if it needs one."""
+
+    pid: int
+    api: str
+    api_key: str | None
+
+    def get(self, path: str) -> Any:
+        """The JSON answer of a GET on `path`, such as "/v1/models". Raises MeshswarmError with the API's message."""
+        with self._request("GET", path, None) as response:
+            return _json_or_error(response)
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a streamed POST. Raises MeshswarmError with the API's message, also in mid-stream."""
+        with self._request("POST", path, json.dumps(body)) as response:
+            if response.status != 200:
+                _json_or_error(response)
+            for raw in response:
+                line = raw.strip()
+                if line.startswith(b"data: ") and line != b"data: [DONE]":
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise MeshswarmError(str(event["error"].get("message", "the answer broke off")))
+                    yield event
+
+    @contextlib.contextmanager
+    def _request(self, method: str, path: str, body: str | None) -> Iterator[http.client.HTTPResponse]:
+        url = urlsplit(self.api)
+        connection = http.client.HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=ANSWER_TIMEOUT_S)
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        try:
+            connection.request(method, path, body, headers)
+            yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise LocalError(f"the peer at {self.api} does not answer: {error}") from error
+        finally:
+            connection.close()
+
+
+def _json_or_error(response: http.client.HTTPResponse) -> Any:
+    try:
+        body = json.loads(response.read())
+    except ValueError:
+        raise LocalError(f"the peer answered with HTTP {response.status} and no JSON") from None
+    if response.status >= 400:
+        raise MeshswarmError(str(body.get("error", {}).get("message", f"HTTP {response.status}")))
+    return body
+
+
+def announce_running(home: Home, api: str, api_key: str | None) -> None:
+    """Say in `running.json` (mode 0600) how this process is reached; `forget_running` takes it away."""
+    temporary = home.status.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"pid": os.getpid(), "api": api, "api_key": api_key}, file)
+    temporary.replace(home.status)
+
+
+def forget_running(home: Home) -> None:
+    home.status.unlink(missing_ok=True)
+
+
+def find_running(home: Home) -> RunningPeer | None:
+    """The peer that runs in this folder, or None. Whoever holds the folder's lock is running; nothing else is asked."""
+    try:
+        stated = json.loads(home.status.read_text())
+        peer = RunningPeer(int(stated["pid"]), str(stated["api"]), stated["api_key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        HomeLock(home).release()
+    except ConfigError:
+        return peer
+    return None
