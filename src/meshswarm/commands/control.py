@@ -23,7 +23,7 @@ ANSWER_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class RunningPeer:
-    """A peer process of this folder. `api`: its base URL (`http://HOST:PORT/v1`); `api_key`: its key, if it needs one."""
+    """A peer process of this folder: `api` is its base URL (`http://HOST:PORT/v1`), `api_key` its key or None."""
 
     pid: int
     api: str

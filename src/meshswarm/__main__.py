@@ -1,0 +1,5 @@
+"""`python -m meshswarm` is `meshswarm`."""
+
+from meshswarm.cli import main
+
+main()

