@@ -9,6 +9,7 @@ Layout: the GGUF specification of the ggml project, version 3, little-endian.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -121,7 +122,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
 """What weights may be stored as. The encodings ggml uses only inside a computation (Q8_1, Q8_K) are not among them."""
 F32 = TENSOR_TYPES[0]
 F16 = TENSOR_TYPES[1]
-Q4_1 = TENSOR_TYPES[3]
+Q5_0 = TENSOR_TYPES[6]
 
 
 class Entry(NamedTuple):
@@ -380,9 +381,7 @@ class _Reader:
         if tensor_type is None:
             raise self.fault(field, f"is stored as type {code}, which is not a weight type known here")
         offset = self.u64(f"the offset of {field}")
-        n_elements = 1
-        for side in dims:
-            n_elements *= side
+        n_elements = math.prod(dims)
         if n_elements > MAX_ELEMENTS:
             raise self.fault(field, f"has {n_elements} elements, more than {MAX_ELEMENTS}")
         if dims[0] % tensor_type.block_elements:
@@ -392,7 +391,4 @@ class _Reader:
 
 def tensor_bytes(dims: tuple[int, ...], tensor_type: TensorType) -> int:
     """Bytes of a tensor with these sides; `dims[0]` must be whole blocks."""
-    n_elements = 1
-    for side in dims:
-        n_elements *= side
-    return n_elements // tensor_type.block_elements * tensor_type.block_bytes
+    return math.prod(dims) // tensor_type.block_elements * tensor_type.block_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from meshswarm.artifacts.container import F16, F32, Q4_1, Entry, GgufHeader, Tensor, TensorType
+from meshswarm.artifacts.container import F16, F32, Q5_0, Entry, GgufHeader, Tensor, TensorType, tensor_bytes
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.errors import ArtifactError
@@ -142,15 +142,12 @@ def _embedding(header: GgufHeader, tensor: Tensor, n_vocab: int, *, is_needed: b
 
 
 def _zeros(name: str, dims: tuple[int, ...]) -> _Piece:
-    """A tensor of zeros in the cheapest encoding that every back-end takes and that is not repacked into memory."""
+    """A tensor of zeros in a cheap encoding that no CPU back-end copies into memory of its own to repack it."""
     if len(dims) == 1:
         zero_type = F32
     else:
-        zero_type = F16 if dims[0] % Q4_1.block_elements else Q4_1
-    n_elements = 1
-    for side in dims:
-        n_elements *= side
-    return _Piece(name, dims, zero_type, n_elements // zero_type.block_elements * zero_type.block_bytes, None)
+        zero_type = F16 if dims[0] % Q5_0.block_elements else Q5_0
+    return _Piece(name, dims, zero_type, tensor_bytes(dims, zero_type), None)
 
 
 def _write_file(source: Path, target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> None:
