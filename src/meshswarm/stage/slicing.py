@@ -21,6 +21,8 @@ from meshswarm.errors import ArtifactError
 from meshswarm.stage.families import Family, IllegalCutError, check_cut
 from meshswarm.stage.span import MAX_LAYERS, Span
 
+SLICE_FORMAT = 1
+"""Rises when the same span comes out as different bytes: older slices are cut again."""
 MIDDLE_VOCABULARY = 32
 """Rows of the token embedding in a span that neither takes tokens nor gives logits."""
 _COPY_BYTES = 1 << 20
@@ -47,25 +49,42 @@ def write_slice(source: Path, header: GgufHeader, span: Span, target: Path, *, p
     at its last real layer, an identity otherwise. They are holes in the file. `target` appears complete or not at all.
     Raises IllegalCutError for a cut that is not proved exact, ArtifactError when reading or writing fails.
     """
+    writer, placed = _plan(header, span, pad_layers)
+    try:
+        _write_file(source, target, writer, placed)
+    except OSError as error:
+        raise ArtifactError(
+            f"the layers {span} of {source} cannot be cut into {target}: {error.strerror or error}"
+        ) from error
+
+
+def slice_length(header: GgufHeader, span: Span, *, pad_layers: int = 0) -> int:
+    """Bytes of the slice `write_slice` would write, without writing it; a whole model's own length.
+
+    Raises IllegalCutError as `write_slice` does.
+    """
+    shape = check_hyperparameters(header)
+    if check_cut(shape.architecture, shape.n_layers, span) is None:
+        return header.file_length
+    writer, _placed = _plan(header, span, pad_layers)
+    return len(writer.finish()) + writer.data_bytes
+
+
+def _plan(header: GgufHeader, span: Span, pad_layers: int) -> tuple[HeaderWriter, list[tuple[int, _Piece]]]:
+    """The slice's header, and its tensors with their offsets in the data section."""
     shape = check_hyperparameters(header)
     family = check_cut(shape.architecture, shape.n_layers, span)
     if family is None:
         raise IllegalCutError(f"the layers {span} are the whole model: its file is used as it is")
     if len(span) + pad_layers > MAX_LAYERS:
         raise IllegalCutError(f"{pad_layers} padding layers are too many beside the layers {span}")
-    is_middle = span.start > 0 and span.stop < shape.n_layers
+    is_last = span.stop == shape.n_layers
+    is_middle = span.start > 0 and not is_last
     n_vocab = min(MIDDLE_VOCABULARY, shape.n_vocab) if is_middle else shape.n_vocab
     writer = HeaderWriter(header.alignment)
     _write_metadata(writer, header, family, span, pad_layers, n_vocab)
-    is_last = span.stop == shape.n_layers
     pieces = _pieces(header, family, span, pad_layers, n_vocab, is_last=is_last)
-    offsets = [writer.tensor(piece.name, piece.dims, piece.type) for piece in pieces]
-    try:
-        _write_file(source, target, writer, list(zip(offsets, pieces, strict=True)))
-    except OSError as error:
-        raise ArtifactError(
-            f"the layers {span} of {source} cannot be cut into {target}: {error.strerror or error}"
-        ) from error
+    return writer, [(writer.tensor(piece.name, piece.dims, piece.type), piece) for piece in pieces]
 
 
 def _write_metadata(
