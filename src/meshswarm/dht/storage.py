@@ -1,7 +1,8 @@
 """The records this peer keeps for others: many under each key, one of each author and subject.
 
 The rule this file keeps: what is stored was verified, belongs under its key, and is alive; nothing of one author is
-touched by another; and every count is bounded, so that a flood costs an attacker room, never this peer its memory. A full key turns newcomers away rather than dropping what is there, except that a model nobody there speaks of yet may
+touched by another; and every count is bounded, so that a flood costs an attacker room, never this peer its memory.
+A full key turns newcomers away rather than dropping what is there, except that a model nobody there speaks of yet may
 take the place of the newest record of the most repeated subject.
 """
 

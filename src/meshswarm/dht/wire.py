@@ -7,6 +7,7 @@ of them raises `WireError`, which names the field, and never anything else.
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -93,33 +94,36 @@ def addresses(value: object, what: str) -> tuple[Address, ...]:
 
 def pack_addresses(values: tuple[Address, ...]) -> list[list[object]]:
     """The wire form of those `values` that another peer can use; the others are left out."""
-    packed: list[list[object]] = []
-    for value in values:
-        try:
-            ip = ipaddress.ip_address(value.host)
-        except ValueError:
-            continue
-        if is_dialable(value):
-            packed.append([ip.packed, value.port])
-    return packed[:MAX_ADDRESSES]
+    hosts = [(_packed(value.host), value.port) for value in values]
+    return [[raw, port] for raw, port in hosts if raw is not None and port > 0][:MAX_ADDRESSES]
 
 
 def is_dialable(address: Address) -> bool:
     """True for one host's plain IP address and a real port."""
+    return _packed(address.host) is not None and address.port > 0
+
+
+@lru_cache(maxsize=4096)
+def _packed(host: str) -> bytes | None:
     try:
-        ip = ipaddress.ip_address(address.host)
+        ip = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
     scoped = isinstance(ip, ipaddress.IPv6Address) and ip.scope_id is not None
-    return not (ip.is_unspecified or ip.is_multicast or scoped) and address.port > 0
+    return None if ip.is_unspecified or ip.is_multicast or scoped else ip.packed
+
+
+@lru_cache(maxsize=4096)
+def _host(raw: bytes) -> str | None:
+    if len(raw) not in (4, 16):
+        return None
+    host = str(ipaddress.ip_address(raw))
+    return None if _packed(host) is None else host
 
 
 def _address(item: object, what: str) -> Address:
     pair = array(item, what, at_least=2, at_most=2)
-    raw = binary(pair[0], what, at_most=16)
-    if len(raw) not in (4, 16):
-        raise WireError(f"{what} holds an IP address of {len(raw)} bytes")
-    address = Address(str(ipaddress.ip_address(raw)), integer(pair[1], what, low=1, high=65535))
-    if not is_dialable(address):
-        raise WireError(f"{what} holds {address}, which is not one host's address")
-    return address
+    host = _host(binary(pair[0], what, at_most=16))
+    if host is None:
+        raise WireError(f"{what} holds something that is not one host's IP address")
+    return Address(host, integer(pair[1], what, low=1, high=65535))
