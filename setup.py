@@ -1,0 +1,17 @@
+"""Builds the optional native tap; all else about the package stands in pyproject.toml.
+
+Without a C compiler the installation succeeds all the same: the tap then runs in Python, slower.
+"""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "meshswarm.stage._tap",
+            sources=["src/meshswarm/stage/tap.c"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ]
+)

@@ -1,0 +1,197 @@
+"""Thin glue over llama-cpp-python's low-level API: one slice loaded on the CPU, rows in, rows out.
+
+The rule this file keeps: it decides nothing and checks nothing about the work. Whoever calls it has checked shapes,
+positions and slots, because a wrong one ends the process in a GGML_ASSERT. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as package
+import numpy as np
+from llama_cpp import llama_cpp as llama
+from numpy.typing import NDArray
+
+from meshswarm.errors import LocalError
+from meshswarm.stage.tap import Tap
+
+_LOG_LEVELS_KEPT = (3, 4)  # enum ggml_log_level: warnings and errors
+_FLASH_ATTENTION = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # what "auto" picks on a CPU, pinned: it changes bits
+_KV_TYPE = llama.GGML_TYPE_F16
+CELLS_STEP = 256
+"""llama.cpp rounds the cells of a slot up to a multiple of this."""
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ
+
+
+class LlamaError(LocalError):
+    """llama.cpp could not load or compute; the message carries its own last words."""
+
+
+_last_words: deque[str] = deque(maxlen=3)
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
+def _keep_last_words(level: int, text: bytes, _user_data: int) -> None:
+    if level in _LOG_LEVELS_KEPT:
+        _last_words.append(text.decode(errors="replace").strip())
+
+
+def start_llama() -> None:
+    """Prepare llama.cpp in this process: quiet, its last warnings kept for error messages. Calling it again is free."""
+    llama.llama_log_set(_keep_last_words, ctypes.c_void_p())
+    llama.llama_backend_init()
+
+
+def model_params() -> llama.llama_model_params:
+    """How this package loads weights: memory-mapped, on the CPU alone.
+
+    Repacked weight buffers stay off where the library was built for AMX. In llama.cpp 0.3.36's sources the tile
+    configuration is a local the GNU compiler may drop as dead (its `_tile_loadconfig` names only 8 of the 64 bytes as
+    input): measured with gcc 12, the first batch of two rows ends the process with SIGSEGV in `ldtilecfg`.
+    """
+    params: llama.llama_model_params = llama.llama_model_default_params()
+    params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
+    params.n_gpu_layers = 0
+    params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
+    params.use_extra_bufts = _uses_extra_buffers()
+    return params
+
+
+_NO_DEVICES = (ctypes.c_void_p * 1)(None)
+
+
+def _uses_extra_buffers() -> bool:
+    return b"AMX_INT8 = 1" not in llama.llama_print_system_info()
+
+
+def context_params(*, n_cells: int, n_slots: int, n_threads: int, max_rows: int) -> llama.llama_context_params:
+    """The context every peer computes in: `n_slots` sequences that share nothing, with `n_cells` positions each."""
+    params: llama.llama_context_params = llama.llama_context_default_params()
+    params.n_ctx = n_cells * n_slots
+    params.n_seq_max = n_slots
+    params.n_batch = params.n_ubatch = max_rows
+    params.n_threads = params.n_threads_batch = n_threads
+    params.flash_attn_type = _FLASH_ATTENTION
+    params.type_k = params.type_v = _KV_TYPE
+    params.kv_unified = False
+    params.offload_kqv = params.op_offload = False
+    params.no_perf = True
+    return params
+
+
+def numclass() -> str:
+    """Names what decides the bits of a result on this machine, apart from the row counts: equal words, equal bits.
+
+    It covers the llama.cpp build and the instruction sets it uses, the back-end, weight repacking, flash attention and
+    the types of the KV cache.
+    """
+    parts = (
+        package.__version__,
+        llama.llama_print_system_info().decode(),
+        f"repack={_uses_extra_buffers()}",
+        f"fa={_FLASH_ATTENTION}",
+        f"kv={_KV_TYPE}",
+    )
+    return "cpu-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+class LlamaSpan:
+    """A loaded slice with its KV cache and the buffers of one batch.
+
+    A batch is what stands in the first rows of these arrays, one row of the batch each: `tokens` int32, `positions`
+    int32, `slots` int32, `wanted` int8 (1: keep this row in the last layer, and give its logits). Every array has
+    `max_rows` rows. Raises LlamaError when the slice does not load.
+    """
+
+    def __init__(
+        self, path: Path, *, n_cells: int, n_slots: int, n_threads: int, max_rows: int, native: bool | None = None
+    ) -> None:
+        start_llama()
+        _last_words.clear()
+        self._context: llama.llama_context_p | None = None
+        self._model = llama.llama_model_load_from_file(os.fsencode(path), model_params())
+        if self._model is None:
+            raise LlamaError(f"llama.cpp cannot load {path}: {_said()}")
+        self.n_embd: int = llama.llama_model_n_embd(self._model)
+        self.n_layers: int = llama.llama_model_n_layer(self._model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self.architecture = self._metadata("general.architecture")
+        self.max_rows = max_rows
+        self.tap = Tap(self.n_embd, native=native)
+        params = context_params(n_cells=n_cells, n_slots=n_slots, n_threads=n_threads, max_rows=max_rows)
+        user_data = ctypes.c_void_p(self.tap.user_data)
+        params.cb_eval, params.cb_eval_user_data = self.tap.callback, user_data
+        params.abort_callback, params.abort_callback_data = self.tap.abort_callback, user_data
+        self._context = llama.llama_init_from_model(self._model, params)
+        if self._context is None:
+            self.close()
+            raise LlamaError(f"llama.cpp cannot make a context for {path}: {_said()}")
+        self._memory = llama.llama_get_memory(self._context)
+        self._make_batch()
+
+    def _make_batch(self) -> None:
+        n = self.max_rows
+        self.tokens = np.zeros(n, np.int32)
+        self.positions = np.zeros(n, np.int32)
+        self.slots = np.zeros(n, np.int32)
+        self.wanted = np.zeros(n, np.int8)
+        self._one_slot_each = np.ones(n, np.int32)
+        self._slot_pointers = self.slots.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
+        self._batch = llama.llama_batch(
+            n_tokens=0,
+            token=_pointer(self.tokens, ctypes.POINTER(llama.llama_token)),
+            pos=_pointer(self.positions, ctypes.POINTER(llama.llama_pos)),
+            n_seq_id=_pointer(self._one_slot_each, ctypes.POINTER(ctypes.c_int32)),
+            seq_id=_pointer(self._slot_pointers, ctypes.POINTER(ctypes.POINTER(llama.llama_seq_id))),
+            logits=_pointer(self.wanted, ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def decode(self, n_rows: int) -> int:
+        """Compute the first `n_rows` rows of the batch arrays. 0 is success; 2 was cancelled; others are failures.
+
+        Rows of a slot are consecutive and rise by position, slots rise, and every slot has the same number of rows:
+        then llama.cpp keeps the rows in this order.
+        """
+        self._batch.n_tokens = n_rows
+        return int(llama.llama_decode(self._context, self._batch))
+
+    def logits(self, n_rows: int) -> NDArray[np.float32]:
+        """Logits of the rows wanted from the last `decode`: float32 [n_rows, n_vocab], valid until the next one."""
+        pointer: Any = llama.llama_get_logits(self._context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        assert address is not None
+        memory: Any = (ctypes.c_float * (n_rows * self.n_vocab)).from_address(address)
+        rows: NDArray[np.float32] = np.frombuffer(memory, np.float32).reshape(n_rows, self.n_vocab)
+        return rows
+
+    def remove(self, slot: int, start: int) -> bool:
+        """Forget the positions of `slot` from `start` on. False: this family's memory cannot, and nothing changed."""
+        return bool(llama.llama_memory_seq_rm(self._memory, slot, start, -1))
+
+    def close(self) -> None:
+        """Free context and model. Nothing may run or be called afterwards."""
+        if self._context is not None:
+            llama.llama_free(self._context)
+            self._context = None
+        if self._model is not None:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+    def _metadata(self, key: str) -> str:
+        value = ctypes.create_string_buffer(256)
+        llama.llama_model_meta_val_str(self._model, key.encode(), value, len(value))
+        return value.value.decode(errors="replace")
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, kind)
+
+
+def _said() -> str:
+    return "; ".join(_last_words) or "it gave no reason"
