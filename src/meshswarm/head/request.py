@@ -108,8 +108,8 @@ Event = Started | TextDelta | Finished
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """A model this head knows of. `covered` are the layers that reachable peers serve, merged and in order; `ready`
-    means that they make a whole route now. `id` is what a client names in `model`; `created` is Unix time in seconds."""
+    """A model this head knows of. `id` is what a client names in `model`; `covered` are the layers that reachable peers
+    serve, merged and in order; `ready` means that they make a whole route now; `created` is Unix time in seconds."""
 
     id: str
     model_id: str
