@@ -1,0 +1,89 @@
+"""How large a datagram a path carries. Pure code: sizes to probe come out, what became of them goes in.
+
+Every path carries 1200 bytes (RFC 9000, 14). Larger sizes are tried with one packet each that holds nothing else; the
+largest that arrives is used. When larger packets vanish in a row while small ones may still pass (a black hole), the
+size goes back to 1200 at once and the rungs are tried again later. The rule this file keeps: nothing that anybody
+waits for is sent at a size that was not seen to arrive.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from meshswarm.net.congestion import BASE_DATAGRAM_BYTES
+
+ETHERNET_BYTES = 1440  # 1500 less IPv6 and UDP headers, with a little room for tunnels
+JUMBO_BYTES = 8900  # 9000 less the same; also below macOS's default limit of 9216 for a UDP datagram
+LOOPBACK_BYTES = 16384  # aioquic writes the length of a STREAM frame in 14 bits: larger datagrams would corrupt it
+BLACK_HOLE_LOSSES = 4
+_RETRY_AFTER_S = (1.0, 5.0)
+_COOL_DOWN_S = 60.0
+_MAX_COOL_DOWN_S = 960.0
+
+
+def rungs_for(host: str) -> tuple[int, ...]:
+    """Sizes worth trying towards the IP address `host`, smallest first."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return (ETHERNET_BYTES, JUMBO_BYTES, LOOPBACK_BYTES)
+    if address.is_private or address.is_link_local:
+        return (ETHERNET_BYTES, JUMBO_BYTES)
+    return (ETHERNET_BYTES,)
+
+
+class PathMtu:
+    """The ladder of one path. Call `due` at `next_at` and probe each size it returns."""
+
+    def __init__(self, rungs: tuple[int, ...], now: float) -> None:
+        self.size = BASE_DATAGRAM_BYTES
+        self._rungs = rungs
+        self._cool_down_s = _COOL_DOWN_S
+        self._attempts: dict[int, int] = {}
+        self._due: dict[int, float] = {}
+        self._start(now)
+
+    def _start(self, at: float) -> None:
+        self._attempts = dict.fromkeys(self._rungs, 0)
+        self._due = dict.fromkeys(self._rungs, at)
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next probe is due, or None when nothing is left to try."""
+        return min(self._due.values(), default=None)
+
+    def due(self, now: float) -> list[int]:
+        """Sizes to probe now. Each must be reported once, with `arrived`, `missed` or `too_large`."""
+        sizes = [size for size, at in self._due.items() if at <= now]
+        for size in sizes:
+            del self._due[size]
+        return sizes
+
+    def arrived(self, size: int) -> bool:
+        """A probe was acknowledged. True when `self.size` rose to it."""
+        if size <= self.size:
+            return False
+        self.size = size
+        self._due = {rung: at for rung, at in self._due.items() if rung > size}
+        return True
+
+    def missed(self, size: int, now: float) -> None:
+        """A probe was lost; one loss may be chance, so it is tried again a little later."""
+        attempt = self._attempts.get(size, len(_RETRY_AFTER_S))
+        if size > self.size and attempt < len(_RETRY_AFTER_S):
+            self._attempts[size] = attempt + 1
+            self._due[size] = now + _RETRY_AFTER_S[attempt]
+
+    def too_large(self, size: int) -> None:
+        """This machine itself refused to send `size` bytes: neither it nor anything above it will ever pass."""
+        self._rungs = tuple(rung for rung in self._rungs if rung < size)
+        self._due = {rung: at for rung, at in self._due.items() if rung < size}
+        if self.size >= size:
+            self.size = BASE_DATAGRAM_BYTES
+
+    def black_hole(self, now: float) -> None:
+        """Packets of the present size vanish: back to the base, and try the rungs again after a while."""
+        self.size = BASE_DATAGRAM_BYTES
+        self._start(now + self._cool_down_s)
+        self._cool_down_s = min(2 * self._cool_down_s, _MAX_COOL_DOWN_S)
