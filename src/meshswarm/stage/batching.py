@@ -1,8 +1,9 @@
 """Which waiting jobs the engine computes next: the queue of every slot, and the choice of one turn.
 
 The rule this file keeps: no I/O, no clock, no thread. One turn is one run of the graph, so its jobs have equal row
-counts, profile and exit. Short jobs (decode steps) of all sessions go together; a long job (a prefill chunk) goes alone,
-and between two long ones every short job that waits gets its turn. Among equals, who was served longest ago is next.
+counts, profile, entry and exit. Short jobs (decode steps) of all sessions go together; a long job (a prefill chunk)
+goes alone, and between two long ones every short job that waits gets its turn. Among equals, who was served longest ago
+is next.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ SHORT_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the jobs of one turn have in common: rows computed for each, row-count profile, layer of the exit."""
+    """What the jobs of one turn have in common: rows computed for each, profile, kind of input, layer of the exit."""
 
     n_rows: int
     profile: Profile
+    takes_hidden: bool
     stop_layer: int
 
 
@@ -68,7 +70,7 @@ class Backlog(Generic[T]):
         self._turn += 1
         short = {slot: job for slot, job in heads.items() if job.shape.n_rows <= SHORT_ROWS}
         long = [slot for slot in heads if slot not in short]
-        due = [slot for slot in short if self._longest_ago(slot) <= (self._last_long_turn, slot)]
+        due = [slot for slot in short if self._served_at.get(slot, 0) <= self._last_long_turn]
         if long and not due:
             self._last_long_turn = self._turn
             slots = [min(long, key=self._longest_ago)]

@@ -115,7 +115,7 @@ def check_job(job: Job, shape: SliceShape) -> None:
     if (job.tokens is None) == (job.hidden is None):
         raise EngineInputError("a step holds either token ids or hidden states, not both and not neither")
     n_rows = _check_tokens(job, shape) if job.hidden is None else _check_hidden(job, shape)
-    limit = EXACT_MAX_ROWS if job.profile is Profile.EXACT else shape.max_rows
+    limit = min(EXACT_MAX_ROWS, shape.max_rows) if job.profile is Profile.EXACT else shape.max_rows
     if not 1 <= n_rows <= limit:
         raise EngineInputError(f"a step has {n_rows} rows; this engine takes 1 to {limit} at a time ({job.profile})")
     if not shape.span.start < job.stop_layer <= shape.span.stop:

@@ -56,7 +56,7 @@ def model_params() -> llama.llama_model_params:
     input): measured with gcc 12, the first batch of two rows ends the process with SIGSEGV in `ldtilecfg`.
     """
     params: llama.llama_model_params = llama.llama_model_default_params()
-    params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
+    params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)  # type: ignore[assignment]
     params.n_gpu_layers = 0
     params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
     params.use_extra_bufts = _uses_extra_buffers()

@@ -1,0 +1,266 @@
+"""The engine: a loaded span of layers that serves several sessions, on a thread of its own.
+
+The rule this file keeps: the event loop never waits for a computation, and the engine's thread alone touches llama.cpp.
+Work goes to the thread through one queue, in order; answers come back to the loop, all of a turn in one wake-up.
+Everything here is called on the event loop, except `load` (anywhere, it blocks) and what is marked as the thread's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshswarm.errors import ConfigError
+from meshswarm.stage.batching import Backlog, Shape, Waiting
+from meshswarm.stage.benchmark import Speed, measure
+from meshswarm.stage.engine_compute import SpanComputer
+from meshswarm.stage.engine_jobs import (
+    MAX_ACTIVATION,
+    MAX_OUTPUTS,
+    EngineError,
+    EngineInputError,
+    Job,
+    JobResult,
+    SliceShape,
+    TopK,
+    check_job,
+)
+from meshswarm.stage.families import FAMILIES
+from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
+from meshswarm.stage.span import Span
+
+__all__ = [
+    "MAX_ACTIVATION",
+    "MAX_OUTPUTS",
+    "EngineError",
+    "EngineInputError",
+    "Job",
+    "JobResult",
+    "SpanEngine",
+    "Speed",
+    "TopK",
+]
+
+OnDone = Callable[[JobResult | Exception], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    job: Job
+    on_done: OnDone
+
+
+@dataclass(frozen=True, slots=True)
+class _Released:
+    slot: int
+
+
+class SpanEngine:
+    """Computes the layers `span` of a model for up to `n_slots` sessions at once, each in a slot of its own.
+
+    A slot's jobs are computed in the order of their submission. `numclass` names what its bits depend on, `speed` what
+    was measured at load.
+    """
+
+    @classmethod
+    def load(
+        cls,
+        slice_path: Path,
+        span: Span,
+        n_layers: int,
+        *,
+        n_ctx: int,
+        n_slots: int,
+        n_threads: int,
+        max_rows: int = 512,
+        native: bool | None = None,
+    ) -> SpanEngine:
+        """Load a slice (or the model's own file, for the whole of it) and measure its speed. Blocks.
+
+        `n_layers` is the whole model's. Every slot holds `n_ctx` positions; one step has up to `max_rows` rows.
+        `native` picks the tap (None: the native one where it was built). Raises ConfigError for sizes that cannot be,
+        LlamaError when llama.cpp refuses the file, EngineError when it is not this span.
+        """
+        if not (n_ctx >= 1 and n_threads >= 1 and 1 <= n_slots <= min(MAX_SLOTS, max_rows) and max_rows >= 2):
+            raise ConfigError(
+                f"an engine cannot have a context of {n_ctx}, {n_slots} slots, {n_threads} threads and steps of "
+                f"{max_rows} rows: at least 1, 1, 1 and 2, and not more than {MAX_SLOTS} slots or one a row"
+            )
+        n_cells = -(-(n_ctx + 1) // CELLS_STEP) * CELLS_STEP  # one more than n_ctx, for the dummy row of `EXACT`
+        max_rows = min(max_rows, n_cells)
+        llama = LlamaSpan(
+            slice_path, n_cells=n_cells, n_slots=n_slots, n_threads=n_threads, max_rows=max_rows, native=native
+        )
+        try:
+            return cls(llama, span, n_layers, n_ctx, n_slots)
+        except BaseException:
+            llama.close()
+            raise
+
+    def __init__(self, llama: LlamaSpan, span: Span, n_layers: int, n_ctx: int, n_slots: int) -> None:
+        """Use `load`."""
+        family = FAMILIES.get(llama.architecture)
+        if llama.n_layers < len(span) or (family is None and llama.n_layers != n_layers):
+            raise EngineError(f"the loaded file has {llama.n_layers} layers: it is not the layers {span} of {n_layers}")
+        self._shape = SliceShape(
+            span, n_layers, llama.n_embd, llama.n_vocab, n_ctx, llama.max_rows, takes_hidden=family is not None
+        )
+        self.n_embd = llama.n_embd
+        self.n_vocab = llama.n_vocab
+        self.is_first = self._shape.is_first
+        self.is_last = self._shape.is_last
+        self.numclass = numclass()
+        self._cancel = llama.tap.cancel
+        self._computer = SpanComputer(llama, self._shape, family, n_slots)
+        self.speed = measure(self._computer, self._shape)
+        self._free = set(range(n_slots))
+        self._n_slots = n_slots
+        self._n_rows_kept: dict[int, int] = {}
+        self._inbox: queue.SimpleQueue[_Submitted | _Released | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the engine's thread; answers are delivered on `loop`."""
+        self._loop = loop
+        self._thread = threading.Thread(target=self._serve, name=f"engine {self._shape.span}", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread and free the slice. A running computation is cut short; waiting jobs fail with EngineError."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if self._thread is None:
+            self._computer.close()
+            return
+        self._cancel()
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    @property
+    def n_free_slots(self) -> int:
+        return len(self._free)
+
+    def acquire_slot(self) -> int | None:
+        """An empty slot, None when all are taken. The lowest: neighbouring slots are computed in one graph run."""
+        if not self._free or self._is_stopping:
+            return None
+        slot = min(self._free)
+        self._free.remove(slot)
+        return slot
+
+    def release_slot(self, slot: int) -> None:
+        """Give a slot back. Its waiting jobs fail with EngineError; what it holds is forgotten before its next use."""
+        if slot in self._free or not 0 <= slot < self._n_slots:
+            raise ValueError(f"slot {slot} is not taken")
+        self._n_rows_kept.pop(slot, None)
+        self._free.add(slot)
+        self._inbox.put(_Released(slot))
+
+    def submit(self, job: Job, on_done: OnDone) -> None:
+        """Compute `job`; `on_done` is called on the loop, later, with its result or with EngineInputError (the job was
+        refused) or EngineError. Jobs of one slot may be submitted without waiting for the ones before."""
+        assert self._loop is not None, "the engine was not started"
+        try:
+            if self._is_stopping:
+                raise EngineError("the engine was stopped")
+            if job.slot in self._free or not 0 <= job.slot < self._n_slots:
+                raise EngineInputError(f"there is no session in slot {job.slot}")
+            check_job(job, self._shape)
+        except (EngineError, EngineInputError) as error:
+            self._loop.call_soon(on_done, error)
+            return
+        self._inbox.put(_Submitted(job, on_done))
+
+    async def run(self, job: Job) -> JobResult:
+        """`submit`, awaited. Raises what the job failed with."""
+        done: asyncio.Future[JobResult] = asyncio.get_running_loop().create_future()
+
+        def settle(outcome: JobResult | Exception) -> None:
+            if done.cancelled():
+                return
+            if isinstance(outcome, Exception):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
+
+        self.submit(job, settle)
+        return await done
+
+    def full_row(self, slot: int, row: int) -> NDArray[np.float32]:
+        """All logits, float32 [n_vocab], of the `row`-th output of the slot's last job. Valid until its next job.
+
+        Raises EngineInputError when there is no such row.
+        """
+        if not 0 <= row < self._n_rows_kept.get(slot, 0):
+            raise EngineInputError(f"slot {slot} keeps no logits of an output {row}")
+        kept: NDArray[np.float32] = self._computer.full_rows[slot][row]
+        return kept
+
+    def _deliver(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
+        for submitted, outcome in answers:
+            slot = submitted.job.slot
+            if slot not in self._free:
+                is_result = isinstance(outcome, JobResult)
+                self._n_rows_kept[slot] = len(submitted.job.outputs) if is_result else 0
+            try:
+                submitted.on_done(outcome)
+            except Exception as error:  # one session's handler must not lose the others' answers
+                assert self._loop is not None
+                self._loop.call_exception_handler({"message": f"a handler of slot {slot} failed", "exception": error})
+
+    # -- the engine's thread
+
+    def _serve(self) -> None:
+        backlog: Backlog[_Submitted] = Backlog(self._shape.max_rows)
+        try:
+            while self._take_in(backlog):
+                turn = backlog.next_turn()
+                self._answer(list(zip(turn, self._compute(turn), strict=True)))
+        finally:
+            self._computer.close()
+            left = [submitted for slot in range(self._n_slots) for submitted in backlog.drop(slot)]
+            self._answer([(submitted, EngineError("the engine was stopped")) for submitted in left])
+
+    def _compute(self, turn: list[_Submitted]) -> Sequence[JobResult | Exception]:
+        jobs = [submitted.job for submitted in turn]
+        try:
+            return self._computer.compute(jobs)
+        except Exception as error:  # a fault of ours must not leave sessions waiting for ever
+            for job in jobs:
+                self._computer.clear(job.slot)
+            return [EngineError(f"the engine failed in a way it should not: {error!r}")] * len(jobs)
+
+    def _take_in(self, backlog: Backlog[_Submitted]) -> bool:
+        """Move everything from the inbox to the backlog, waiting until there is work. False when told to stop."""
+        while True:
+            try:
+                message = self._inbox.get(block=not backlog)
+            except queue.Empty:
+                return True
+            match message:
+                case _Submitted(job):
+                    shape = Shape(job.n_computed, job.profile, job.hidden is not None, job.stop_layer)
+                    backlog.add(Waiting(job.slot, shape, len(job.outputs), message))
+                case _Released(slot):
+                    dropped = backlog.drop(slot)
+                    self._answer([(submitted, EngineError("the session was ended")) for submitted in dropped])
+                    self._computer.clear(slot)
+                case None:
+                    return False
+
+    def _answer(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
+        assert self._loop is not None
+        if answers:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._deliver, answers)
