@@ -1,0 +1,216 @@
+"""Which spans a request goes through: the cheapest routes that cover the model, exactly.
+
+A hop enters at the start of a peer's span and may leave after any layer of it, so spans that overlap or end at odd
+layers join wherever the next one starts. Starts only rise along a route: that makes it a shortest path in a graph
+without cycles, and the k best suffixes of every span give the k best routes (no heuristic, no repetition).
+
+The rule this file keeps: the same candidates give the same routes, in whatever order they come. The order of routes is
+cost, then number of hops, then the peers' keys. A route through several numclasses must beat the best of one numclass
+by `MIXED_PERMILLE`, because its answers repeat only on exactly that mix.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from meshswarm.config import Address
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.identity import PeerId
+from meshswarm.routing.candidates import require_cover, usable
+from meshswarm.routing.cost import CostModel, RttOf
+from meshswarm.stage.span import Span
+
+MIXED_PERMILLE = 1100
+"""A mixed route counts as a tenth dearer than it is."""
+
+_Suffix = tuple[int, int, tuple[int, ...]]  # cost in ns, hops, positions of the records
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHop:
+    """One span of a route: layers `span.start` up to `stop` of the slice `span` that `peer` serves."""
+
+    peer: PeerId
+    addresses: tuple[Address, ...]
+    span: Span
+    stop: int
+    numclass: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Hops that cover the model in order, and what a decoded token is predicted to take.
+
+    `predicted_tpot_s` is the sum of the other three: computing, travelling (distance and cost of each hop), waiting.
+    """
+
+    hops: tuple[RouteHop, ...]
+    predicted_tpot_s: float
+    compute_s: float
+    network_s: float
+    queue_s: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """True when its hops belong to more than one numclass."""
+        return len({hop.numclass for hop in self.hops}) > 1
+
+
+def plan_routes(
+    n_layers: int,
+    candidates: Iterable[CoverageRecord],
+    *,
+    head: PeerId,
+    rtt_s: RttOf,
+    avoid: frozenset[PeerId] = frozenset(),
+    limit: int = 4,
+    n_ctx: int = 1,
+    kv_tokens: int = 0,
+    queue_s: Mapping[PeerId, float] = MappingProxyType({}),
+) -> list[Route]:
+    """The `limit` best routes through layers `[0, n_layers)`, best first, each with another sequence of peers.
+
+    `rtt_s(head, peer)`: the round trip the head measured, or None; pairs without the head come from the records.
+    `avoid`: peers that refused or did not answer. `n_ctx`: the session's context, which every hop must offer.
+    `kv_tokens`: positions the session reserves at every hop. `queue_s`: expected wait at each peer, 0 when absent.
+    Raises MissingLayersError, a NoRouteError, naming the layers.
+    """
+    offered = list(candidates)
+    kept = usable(offered, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
+    require_cover(offered, kept, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
+    records = sorted(kept, key=lambda record: (record.peer, record.span))
+    costs = CostModel(records, head=head, rtt_s=rtt_s, queue_s=queue_s)
+    return [_route(path, records, costs, n_layers) for path in _best(records, costs, n_layers, limit)]
+
+
+def _best(records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, limit: int) -> list[tuple[int, ...]]:
+    """The best paths over all records, with mixed ones handicapped.
+
+    The best by that order are among the cheapest overall and the cheapest of each numclass: a mixed route outside the
+    first list has `limit` cheaper ones before it, which the handicap cannot put behind it.
+    """
+    classes: dict[str, list[int]] = {}
+    for position, record in enumerate(records):
+        classes.setdefault(record.numclass, []).append(position)
+    found = set(_cheapest(range(len(records)), records, costs, n_layers, limit))
+    if any(_is_mixed(path, records) for _, _, path in found):
+        for members in classes.values():
+            found.update(_cheapest(members, records, costs, n_layers, limit))
+
+    def rank(suffix: _Suffix) -> _Suffix:
+        cost, hops, path = suffix
+        return (cost * (MIXED_PERMILLE if _is_mixed(path, records) else 1000), hops, path)
+
+    best: dict[tuple[PeerId, ...], tuple[int, ...]] = {}
+    for _, _, path in sorted(found, key=rank):
+        best.setdefault(tuple(records[position].peer for position in path), path)
+    return list(best.values())[:limit]
+
+
+def _is_mixed(path: Iterable[int], records: Sequence[CoverageRecord]) -> bool:
+    return len({records[position].numclass for position in path}) > 1
+
+
+def _cheapest(
+    members: Iterable[int], records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, limit: int
+) -> list[_Suffix]:
+    """The `limit` cheapest paths over `members`, each with another sequence of peers.
+
+    Works from the last layer back. `entering[start]`: everything one can do from layer `start` on, cheapest first, the
+    way in over the head included.
+    """
+    by_start: dict[int, list[int]] = {}
+    for position in members:
+        by_start.setdefault(records[position].span.start, []).append(position)
+    entering: dict[int, list[_Suffix]] = {}
+    suffixes: dict[int, list[_Suffix]] = {}
+    for start in sorted(by_start, reverse=True):
+        for position in by_start[start]:
+            suffixes[position] = _suffixes(position, records, costs, n_layers, limit, entering, suffixes)
+        onward = sorted(
+            (cost + costs.half_rtt_ns[position], hops, path)
+            for position in by_start[start]
+            for cost, hops, path in suffixes[position]
+        )
+        if onward:
+            entering[start] = onward
+    return _distinct(entering.get(0, ()), records, limit)
+
+
+def _suffixes(
+    position: int,
+    records: Sequence[CoverageRecord],
+    costs: CostModel,
+    n_layers: int,
+    limit: int,
+    entering: dict[int, list[_Suffix]],
+    suffixes: Mapping[int, list[_Suffix]],
+) -> list[_Suffix]:
+    """The `limit` cheapest ways from the start of one record's span to the end of the model.
+
+    `entering` holds the starts behind this one, the highest first.
+    """
+    span = records[position].span
+    layer_ns = costs.layer_ns[position]
+    out_ns = costs.half_rtt_ns[position]
+    measured = costs.measured_ns[position]
+    # Each entry: cost, hops, path, and where it was taken from, so that its successor there can follow it.
+    heap: list[tuple[int, int, tuple[int, ...], int, int]] = []
+    if span.stop == n_layers:
+        heap.append(((n_layers - span.start) * layer_ns + out_ns, 0, (), -1, 0))
+    for start, options in reversed(entering.items()):  # the lowest start first
+        if start > span.stop:
+            break
+        cost, hops, path = options[0]
+        heap.append((cost + (start - span.start) * layer_ns + out_ns, hops, path, start, 0))
+    for target, way_ns in measured.items():
+        start = records[target].span.start
+        if span.start < start <= span.stop:
+            base = (start - span.start) * layer_ns + way_ns
+            heap.extend((base + cost, hops, path, -1, 0) for cost, hops, path in suffixes.get(target, ()))
+    heapq.heapify(heap)
+    own_ns = costs.hop_ns[position] + costs.queue_ns[position]
+    chosen: list[_Suffix] = []
+    seen: set[tuple[PeerId, ...]] = set()
+    while heap and len(chosen) < limit:
+        cost, hops, path, start, rank = heap[0]
+        if start >= 0 and rank + 1 < len(entering[start]):
+            cost_after, hops_after, path_after = entering[start][rank + 1]
+            after = cost_after + (start - span.start) * layer_ns + out_ns
+            heapq.heapreplace(heap, (after, hops_after, path_after, start, rank + 1))
+        else:
+            heapq.heappop(heap)
+        if start >= 0 and path[0] in measured:
+            continue  # its true way is in the heap on its own
+        peers = tuple(records[p].peer for p in path)
+        if peers not in seen:
+            seen.add(peers)
+            chosen.append((cost + own_ns, hops + 1, (position, *path)))
+    return chosen
+
+
+def _distinct(suffixes: Iterable[_Suffix], records: Sequence[CoverageRecord], limit: int) -> list[_Suffix]:
+    best: dict[tuple[PeerId, ...], _Suffix] = {}
+    for suffix in suffixes:
+        best.setdefault(tuple(records[position].peer for position in suffix[2]), suffix)
+        if len(best) == limit:
+            break
+    return list(best.values())
+
+
+def _route(path: tuple[int, ...], records: Sequence[CoverageRecord], costs: CostModel, n_layers: int) -> Route:
+    stops = [records[position].span.start for position in path[1:]] + [n_layers]
+    hops = tuple(_hop(records[position], stop) for position, stop in zip(path, stops, strict=True))
+    compute = sum(costs.layer_ns[p] * (hop.stop - hop.span.start) for p, hop in zip(path, hops, strict=True))
+    ways = sum(costs.way_ns(source, target) for source, target in itertools.pairwise(path))
+    network = costs.half_rtt_ns[path[0]] + ways + costs.half_rtt_ns[path[-1]] + sum(costs.hop_ns[p] for p in path)
+    queue = sum(costs.queue_ns[p] for p in path)
+    return Route(hops, (compute + network + queue) / 1e9, compute / 1e9, network / 1e9, queue / 1e9)
+
+
+def _hop(record: CoverageRecord, stop: int) -> RouteHop:
+    return RouteHop(record.peer, record.addresses, record.span, stop, record.numclass)
