@@ -113,19 +113,19 @@ def test_every_k_gives_what_the_whole_row_gives(
 
 def test_large_rows_agree_to_the_last_bit_for_every_k() -> None:
     generator = np.random.default_rng(5)
-    n_vocab = 50_000
+    n_vocab = 20_000
     fetched = 0
-    for seed in range(60):
+    for seed in range(30):
         row = generator.normal(0, 3, n_vocab).astype(np.float32)
         params = SamplingParams(temperature=0.7 + seed % 3 * 0.3, top_p=1 if seed % 2 else 0.9, seed=seed)
         sampler = Sampler(params, n_vocab, [])
         sent = top(row, n_vocab, params.temperature)
         expected = sampler.next(sent)
         assert isinstance(expected, Token)
-        for k in (1, 40, 777, 20_000):
+        for k in (1, 40, 777, 15_000):
             fetched += isinstance(sampler.next(top(row, k, params.temperature)), NeedFullRow)
             assert choose(sampler, row, k) == expected.id
-    assert 60 < fetched < 200
+    assert 30 < fetched < 100
 
 
 def test_the_tail_may_be_off_by_what_single_precision_loses() -> None:
@@ -143,7 +143,7 @@ def test_the_tail_may_be_off_by_what_single_precision_loses() -> None:
 def test_frequencies_are_the_softmax(temperature: float) -> None:
     row = np.array([2.0, 1.5, 1.0, 0.0, -1.0, -1.0], np.float32)
     sampler = Sampler(SamplingParams(temperature=temperature, seed=11), len(row), [])
-    n_draws = 20_000
+    n_draws = 8_000
     counts = [0] * len(row)
     for _ in range(n_draws):
         counts[choose(sampler, row, 3)] += 1
@@ -240,8 +240,10 @@ def test_a_parameter_out_of_range_is_refused_by_name(bad: dict[str, object]) -> 
 
 
 def test_biases_that_leave_nothing_are_the_clients_fault() -> None:
-    with pytest.raises(RequestError, match="3 tokens"):
+    with pytest.raises(RequestError, match="logit_bias has a token id outside"):
         Sampler(SamplingParams(logit_bias=((3, 1.0),)), 3, [])
+    with pytest.raises(RequestError, match="prompt has a token id outside"):
+        Sampler(SamplingParams(), 3, [0, -1])
     sampler = Sampler(SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(3))), 3, [])
     with pytest.raises(RequestError, match="forbids every token"):
         choose(sampler, np.zeros(3, np.float32), 3)

@@ -102,7 +102,8 @@ class _Ordering:
 
 
 class Sampler:
-    """Chooses the tokens of one answer. `prompt`: its token ids. Raises RequestError for a biased id that is none.
+    """Chooses the tokens of one answer. `prompt`: its token ids. Raises RequestError for an id, in the prompt or
+    biased, that the vocabulary of `n_vocab` tokens does not have.
 
     Per token: `next`, with the whole row if it asks for it, then `accept` of what it returned (or of whatever else
     stands there).
@@ -117,11 +118,9 @@ class Sampler:
         self._recent = deque(prompt[-REPEAT_WINDOW:], maxlen=REPEAT_WINDOW)
         self._counts: dict[int, int] = {}
         self._bias = dict(params.logit_bias)
-        for token in self._bias:
-            if token >= n_vocab:
-                raise RequestError(
-                    f"logit_bias names token {token}, but the model has {n_vocab} tokens", param="logit_bias"
-                )
+        for name, ids in (("logit_bias", self._bias), ("prompt", prompt)):
+            if ids and not (0 <= min(ids) and max(ids) < n_vocab):
+                raise RequestError(f"{name} has a token id outside the model's 0 to {n_vocab - 1}", param=name)
 
     @property
     def k_needed(self) -> int:
@@ -171,30 +170,32 @@ class Sampler:
         k = len(ids)
         if not 0 < k <= self.n_vocab or len(logits) != k or ids.min() < 0 or ids.max() >= self.n_vocab:
             raise RemoteProtocolError("the last span returned logits for ids that are not the model's")
-        in_order = (logits[:-1] > logits[1:]) | ((logits[:-1] == logits[1:]) & (ids[:-1] < ids[1:]))
-        if not (in_order.all() and logits[0] < math.inf and len(np.unique(ids)) == k) or math.isnan(row.tail_log_mass):
+        steps = np.diff(logits)
+        in_order = (steps < 0) | ((steps == 0) & (ids[:-1] < ids[1:]))
+        twice = (np.diff(np.sort(ids)) == 0).any()
+        if not (in_order.all() and logits[0] < math.inf) or twice or math.isnan(row.tail_log_mass):
             raise RemoteProtocolError("the last span returned logits that are not in order, or no numbers")
         if full_row is None:
             return ids, logits, row.tail_log_mass if k < self.n_vocab else -math.inf
-        whole = full_row.astype(np.float64)
-        if whole.shape != (self.n_vocab,) or not (whole < math.inf).all():
+        if full_row.shape != (self.n_vocab,) or not (full_row < math.inf).all():
             raise RemoteProtocolError("the last span returned a full row of another length, or with no numbers in it")
-        if not np.array_equal(whole[ids], logits):
+        if not np.array_equal(full_row[ids], logits):
             raise RemoteProtocolError("the last span returned a full row that is not the row it had returned before")
-        everything = np.argsort(-whole, kind="stable")
-        return everything, whole[everything], -math.inf
+        everything = _descending(full_row)
+        return everything, full_row[everything].astype(np.float64), -math.inf
 
     # -- penalties and bias
 
-    def _affected(self) -> NDArray[np.int64]:
-        """Ids whose logit a bias or penalty changes."""
+    def _affected(self) -> NDArray[np.bool_]:
+        """Per id of the vocabulary: whether a bias or penalty changes its logit."""
         params = self.params
-        ids = set(self._bias)
+        affected = np.zeros(self.n_vocab, bool)
+        affected[list(self._bias)] = True
         if params.repeat_penalty != 1:
-            ids.update(self._recent)
+            affected[list(self._recent)] = True
         if params.frequency_penalty or params.presence_penalty:
-            ids.update(self._counts)
-        return np.fromiter((token for token in ids if token < self.n_vocab), np.int64)
+            affected[list(self._counts)] = True
+        return affected
 
     def _adjust(self, ids: NDArray[np.int64], logits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Logits of `ids` after bias and penalties; rises with the logit for every id."""
@@ -214,7 +215,8 @@ class Sampler:
         """The start of the true ordering after bias, penalties and temperature; None when not even its first token
         is sure."""
         affected = self._affected()
-        changed = np.isin(ids, affected) if len(affected) else np.zeros(len(ids), bool)
+        changed = affected[ids]
+        affected[ids] = False
         adjusted = logits.copy()
         adjusted[changed] = self._adjust(ids[changed], logits[changed])
         whole = len(ids) == self.n_vocab
@@ -224,13 +226,13 @@ class Sampler:
             unsent = np.zeros(0)
             sure = np.ones(len(ids), bool)
         else:
-            hidden = affected[~np.isin(affected, ids)]
+            hidden = np.flatnonzero(affected)
             unsent = self._adjust(hidden, np.full(len(hidden), smallest))
             ceiling = max(smallest, float(unsent.max(initial=-math.inf)))
             # Unsent ids with the logit z_k itself are higher than the sent ones with it: those come first for sure.
             untied = float(unsent.max(initial=-math.inf)) < ceiling
             sure = (adjusted > ceiling) | ((adjusted == ceiling) & (logits == smallest) & ~changed & untied)
-        order = np.lexsort((ids, -adjusted))
+        order = np.lexsort((ids, -adjusted)) if changed.any() else np.arange(len(ids))
         n_sure = int(sure[order].argmin()) if not sure.all() else len(ids)
         if n_sure == 0:
             return None
@@ -309,6 +311,18 @@ def unit_draw(seed: int, position: int) -> float:
         struct.pack("<QQ", seed % 2**64, position), digest_size=8, person=b"meshswarm/draw/1"
     ).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def _descending(row: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The ids of `row` in order: largest logit first, equal ones by lower id.
+
+    Sorts one integer per id, the logit's bits above the id's, which is several times faster than a stable sort.
+    """
+    bits = (row + np.float32(0.0)).view(np.uint32)  # the sum makes a negative zero equal to zero
+    ascending = np.where(bits >> 31 == 1, ~bits, bits | np.uint32(1 << 31))
+    keys = (~ascending).astype(np.uint64) << np.uint64(32) | np.arange(len(row), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _exp(exponent: float) -> float:
