@@ -91,9 +91,7 @@ async def test_a_usage_chunk_comes_when_asked_for(sdk):
 
 async def test_the_synchronous_client_works_too(server):
     def ask():
-        with OpenAI(
-            base_url=server.base_url, api_key="unused", max_retries=0, _strict_response_validation=True
-        ) as sdk:
+        with OpenAI(base_url=server.base_url, api_key="unused", max_retries=0, _strict_response_validation=True) as sdk:
             whole = sdk.chat.completions.create(**ASK)
             chunks = list(sdk.chat.completions.create(**ASK, stream=True))
             return whole.choices[0].message.content, "".join(c.choices[0].delta.content or "" for c in chunks)
@@ -185,17 +183,17 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("error", "status", "retry_after"), FAILURES)
-async def test_errors_before_the_first_byte_are_statuses(client, generator, error, status, retry_after, stream):
-    generator.before_start = raising(error)
-    answer = await client.post("/v1/chat/completions", json={**ASK, "stream": stream})
-    assert answer.status_code == status
-    assert answer.headers.get("retry-after") == retry_after
-    assert answer.headers["content-type"] == "application/json"
-    body = answer.json()["error"]
-    assert body["message"] == str(error)
-    assert set(body) == {"message", "type", "param", "code"}
-    assert body["type"] == ("invalid_request_error" if status == 400 else "server_error")
+async def test_errors_before_the_first_byte_are_statuses(client, generator, stream):
+    for error, status, retry_after in FAILURES:
+        generator.before_start = raising(error)
+        answer = await client.post("/v1/chat/completions", json={**ASK, "stream": stream})
+        assert answer.status_code == status, error
+        assert answer.headers.get("retry-after") == retry_after
+        assert answer.headers["content-type"] == "application/json"
+        body = answer.json()["error"]
+        assert body["message"] == str(error)
+        assert set(body) == {"message", "type", "param", "code"}
+        assert body["type"] == ("invalid_request_error" if status == 400 else "server_error")
 
 
 async def test_the_context_overflow_keeps_its_code(sdk, generator):
@@ -244,26 +242,26 @@ async def test_a_failure_in_mid_answer_is_a_status_when_nothing_was_sent(sdk, ge
     assert caught.value.status_code == 503
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/v1/nothing", 404, "unknown_url"),
-        ("POST", "/chat/completions", 404, "unknown_url"),
-        ("POST", "/v1/responses", 404, "unknown_url"),
-        ("GET", "/docs", 404, "unknown_url"),
-        ("GET", "/openapi.json", 404, "unknown_url"),
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
-        ("POST", "/v1/models", 405, "method_not_allowed"),
-        ("DELETE", "/v1/models/small", 405, "method_not_allowed"),
-        ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
-        ("GET", "/v1/models/nothing", 404, "model_not_found"),
-    ],
-)
-async def test_wrong_paths_and_methods(client, method, path, status, code):
-    answer = await client.request(method, path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["code"] == code
-    assert ("allow" in answer.headers) == (status == 405)
+WRONG = [
+    ("GET", "/v1/nothing", 404, "unknown_url"),
+    ("POST", "/chat/completions", 404, "unknown_url"),
+    ("POST", "/v1/responses", 404, "unknown_url"),
+    ("GET", "/docs", 404, "unknown_url"),
+    ("GET", "/openapi.json", 404, "unknown_url"),
+    ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+    ("POST", "/v1/models", 405, "method_not_allowed"),
+    ("DELETE", "/v1/models/small", 405, "method_not_allowed"),
+    ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
+    ("GET", "/v1/models/nothing", 404, "model_not_found"),
+]
+
+
+async def test_wrong_paths_and_methods(client):
+    for method, path, status, code in WRONG:
+        answer = await client.request(method, path)
+        assert answer.status_code == status, (method, path)
+        assert answer.json()["error"]["code"] == code
+        assert ("allow" in answer.headers) == (status == 405)
 
 
 async def test_health_follows_the_models(client, generator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -97,7 +98,7 @@ async def test_the_bytes_of_a_streamed_completion():
 
 def cut(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, len(text), *(place % (len(text) + 1) for place in cuts)})
-    return [text[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    return [text[start:stop] for start, stop in itertools.pairwise(places)]
 
 
 @given(

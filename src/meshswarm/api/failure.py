@@ -80,7 +80,7 @@ def failure_of(error: Exception) -> Failure:
         case UnknownModelError():
             return Failure(404, message, param=error.param or "model", code=error.code or "model_not_found")
         case RequestError():
-            return Failure(400, message, param=error.param, code=error.code)
+            return Failure(400, message, param=error.param, code=error.code or "invalid_value")
         case NoRouteError():
             return _try_again(error, "no_route")
         case RefusedError():

@@ -14,7 +14,7 @@ from typing import Any
 from meshswarm.api import fields
 from meshswarm.api.failure import shown
 from meshswarm.errors import RequestError
-from meshswarm.head.sampler import SamplingParams
+from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.stage.profile import Profile
 
 BUILT = frozenset(
@@ -120,12 +120,9 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
 
 STREAM_OPTIONS = frozenset({"include_usage", "include_obfuscation"})
 
-MAX_TEMPERATURE = 100.0
-GREEDY_BELOW = 1e-5  # a smaller temperature would overflow float32 logits; it is greedy in all but name
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_BIASES = 1024
-MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +192,7 @@ def max_tokens(body: dict[str, Any], default: int | None) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
         if body.get(name) is None:
             continue
-        value = fields.integer(body[name], name, None, -1)
+        value = fields.integer(body[name], name, -1)
         if value == 0:
             raise fields.wrong_value(name, "must be at least 1, or -1 for no limit")
         limits[name] = value
@@ -223,15 +220,15 @@ def stop_strings(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def sampling(body: dict[str, Any]) -> SamplingParams:
-    """Absent values mean OpenAI's defaults: temperature 1, no filter, no penalty, a random seed."""
-    temperature = fields.number(body.get("temperature"), "temperature", 1.0, 0.0, MAX_TEMPERATURE)
+    """Absent values mean OpenAI's defaults: temperature 1, no filter, no penalty, a random seed. `SamplingParams`
+    knows the ranges."""
     return SamplingParams(
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        temperature=fields.number(body.get("temperature"), "temperature", 1.0),
         top_k=_top_k(body.get("top_k")),
-        top_p=fields.number(body.get("top_p"), "top_p", 1.0, 0.0, 1.0),
-        min_p=fields.number(body.get("min_p"), "min_p", 0.0, 0.0, 1.0),
-        frequency_penalty=fields.number(body.get("frequency_penalty"), "frequency_penalty", 0.0, -2.0, 2.0),
-        presence_penalty=fields.number(body.get("presence_penalty"), "presence_penalty", 0.0, -2.0, 2.0),
+        top_p=fields.number(body.get("top_p"), "top_p", 1.0),
+        min_p=fields.number(body.get("min_p"), "min_p", 0.0),
+        frequency_penalty=fields.number(body.get("frequency_penalty"), "frequency_penalty", 0.0),
+        presence_penalty=fields.number(body.get("presence_penalty"), "presence_penalty", 0.0),
         repeat_penalty=_repeat_penalty(body),
         logit_bias=_logit_bias(body.get("logit_bias")),
         seed=_seed(body.get("seed")),
@@ -240,18 +237,18 @@ def sampling(body: dict[str, Any]) -> SamplingParams:
 
 def _top_k(value: object) -> int:
     """0 and -1 both mean "all", in llama.cpp's and vLLM's way of saying so."""
-    return max(0, fields.integer(value, "top_k", 0, -1, MAX_TOP_K) or 0)
+    return max(0, fields.integer(value, "top_k", -1) or 0)
 
 
 def _repeat_penalty(body: dict[str, Any]) -> float:
     name = "repetition_penalty" if body.get("repeat_penalty") is None else "repeat_penalty"
-    return fields.number(body.get(name), name, 1.0, 0.01, 10.0)
+    return fields.number(body.get(name), name, 1.0)
 
 
 def _seed(value: object) -> int | None:
-    """A 64-bit seed without its sign; -1 is how local servers' clients ask for a random one."""
-    seed = fields.integer(value, "seed", None, -(2**63), 2**64 - 1)
-    return None if seed is None or seed == -1 else seed % 2**64
+    """A 64-bit number; -1 is how local servers' clients ask for a random one."""
+    seed = fields.integer(value, "seed", -(2**63), 2**64 - 1)
+    return None if seed == -1 else seed
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
@@ -266,7 +263,7 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
             raise fields.wrong_value("logit_bias", f"has the key {shown(key)}, which is not a token id")
         if bias is None:
             raise fields.wrong_type(f"logit_bias.{key}", "a number", bias)
-        found[int(key)] = fields.number(bias, f"logit_bias.{key}", 0.0, -100.0, 100.0)
+        found[int(key)] = fields.number(bias, f"logit_bias.{key}", 0.0)
     return tuple(sorted(found.items()))
 
 

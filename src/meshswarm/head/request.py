@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.span import Span
-
-if TYPE_CHECKING:
-    from meshswarm.head.sampler import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
