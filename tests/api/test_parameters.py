@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,13 @@ def test_no_parameter_is_classified_twice():
     own = chat.OWN_PARAMETERS | completions.OWN_PARAMETERS
     tables = [parameters.BUILT, parameters.WITHOUT_EFFECT, frozenset(parameters.NOT_BUILT), own]
     assert sum(map(len, tables)) == len(frozenset().union(*tables))
+
+
+def test_every_parameter_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    own = chat.OWN_PARAMETERS | completions.OWN_PARAMETERS
+    names = parameters.BUILT | parameters.WITHOUT_EFFECT | parameters.NOT_BUILT.keys() | own
+    assert sorted(name for name in names - {"stream_options"} if f"`{name}`" not in page) == []
 
 
 def test_defaults_are_openais():
