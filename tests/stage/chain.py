@@ -1,0 +1,72 @@
+"""Spans of one model behind each other in one process: what a route is, without the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshswarm.stage.engine import Job, SpanEngine
+from meshswarm.stage.profile import Profile
+
+
+def job(slot: int, pos0: int, stop_layer: int, **changes: object) -> Job:
+    """A job with the usual values, changed by name."""
+    plain = Job(slot, pos0, None, None, None, stop_layer, outputs=(), top_k=1, temperature=0.0, profile=Profile.FAST)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+class Session:
+    """One session on a chain of engines: `(engine, the layer it exits at)` in order, a slot in each."""
+
+    def __init__(self, hops: Sequence[tuple[SpanEngine, int]], profile: Profile) -> None:
+        self._hops = hops
+        self._profile = profile
+        slots = [engine.acquire_slot() for engine, _ in hops]
+        self.slots = [slot for slot in slots if slot is not None]
+        assert len(self.slots) == len(hops)
+        self.n_held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (engine, _), slot in zip(self._hops, self.slots, strict=True):
+            engine.release_slot(slot)
+
+    async def rows(
+        self, tokens: Sequence[int], outputs: Sequence[int], *, truncate_to: int | None = None, bend: float = 0.0
+    ) -> NDArray[np.float32]:
+        """Compute one chunk; the whole logits of its rows `outputs`. `bend` is added to one number of the first hop's
+        hidden states, for negative controls."""
+        pos0 = self.n_held if truncate_to is None else truncate_to
+        hidden = None
+        for (engine, stop), slot in zip(self._hops, self.slots, strict=True):
+            is_end = engine is self._hops[-1][0]
+            result = await engine.run(
+                job(
+                    slot,
+                    pos0,
+                    stop,
+                    truncate_to=truncate_to,
+                    tokens=np.array(tokens, np.int32) if hidden is None else None,
+                    hidden=hidden,
+                    outputs=tuple(outputs) if is_end else (),
+                    profile=self._profile,
+                )
+            )
+            if result.hidden is not None:
+                hidden = result.hidden.copy()
+                hidden[-1, 0] += np.float32(bend)
+                bend = 0.0
+        self.n_held = pos0 + len(tokens)
+        engine, slot = self._hops[-1][0], self.slots[-1]
+        return np.stack([engine.full_row(slot, index).copy() for index in range(len(outputs))])
+
+
+async def stop_all(engines: Sequence[SpanEngine]) -> None:
+    await asyncio.gather(*(engine.stop() for engine in engines))

@@ -1,0 +1,42 @@
+"""What the tests of the stage share: slices of the models, and engines on them, cut and loaded once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshswarm.artifacts.gguf import read_header
+from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.span import Span
+
+Cut = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cut]:
+    """`cut(model, span, pad_layers=0)`: the path of that slice; the model itself where the span is the whole of it."""
+    folder = tmp_path_factory.mktemp("slices")
+    made: dict[tuple[Path, Span, int], Path] = {}
+
+    def path_of(model: Path, span: Span, pad_layers: int = 0) -> Path:
+        header = read_header(model)
+        if len(span) == header.scalar("llama.block_count") and not pad_layers:
+            return model
+        key = (model, span, pad_layers)
+        if key not in made:
+            made[key] = folder / f"{len(made)}.gguf"
+            write_slice(model, header, span, made[key], pad_layers=pad_layers)
+        return made[key]
+
+    yield path_of
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, gguf_recipe: type) -> Path:
+    """A random llama model of 4 layers, width 64 and 32 tokens, in float32: there one row and two differ in bits."""
+    path: Path = gguf_recipe(n_layers=4).write(tmp_path_factory.mktemp("tiny") / "tiny.gguf", seed=1)
+    return path

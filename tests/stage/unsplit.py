@@ -1,0 +1,66 @@
+"""The oracle of the parity tests: the whole model through llama-cpp-python's low-level API, with nothing of ours in it.
+
+Only the choices that change bits are ours: no repacked weight buffers where ours has none, and the chunking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from llama_cpp import llama_cpp as llama
+from numpy.typing import NDArray
+
+from meshswarm.stage.llama import model_params, start_llama
+
+
+class Unsplit:
+    """One sequence of the unsplit model, on one thread."""
+
+    def __init__(self, path: Path, n_ctx: int = 1024) -> None:
+        start_llama()
+        model = llama.llama_model_default_params()
+        model.use_extra_bufts = model_params().use_extra_bufts
+        model.n_gpu_layers = 0
+        self._model = llama.llama_model_load_from_file(os.fsencode(path), model)
+        context = llama.llama_context_default_params()
+        context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, 512, 512
+        context.n_threads = context.n_threads_batch = 1
+        self._context = llama.llama_init_from_model(self._model, context)
+        self._batch = llama.llama_batch_init(512, 0, 1)
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text with special tokens in it."""
+        raw = text.encode()
+        ids = (llama.llama_token * (len(raw) + 8))()
+        n_tokens = llama.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), False, True)
+        return list(ids[:n_tokens])
+
+    def rows(self, tokens: Sequence[int], pos0: int, outputs: Sequence[int]) -> NDArray[np.float32]:
+        """Decode one chunk; the logits of its rows `outputs`, float32 [n_outputs, n_vocab]."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for row, token in enumerate(tokens):
+            batch.token[row], batch.pos[row] = int(token), pos0 + row
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+            batch.logits[row] = row in outputs
+        assert llama.llama_decode(self._context, batch) == 0
+        rows = np.empty((len(outputs), self.n_vocab), np.float32)
+        for index, row in enumerate(outputs):
+            pointer = llama.llama_get_logits_ith(self._context, row)
+            ctypes.memmove(rows[index].ctypes.data, pointer, rows[index].nbytes)
+        return rows
+
+    def forget(self, start: int) -> None:
+        """Drop the positions from `start` on."""
+        llama.llama_memory_seq_rm(llama.llama_get_memory(self._context), 0, start, -1)
+
+    def close(self) -> None:
+        llama.llama_batch_free(self._batch)
+        llama.llama_free(self._context)
+        llama.llama_model_free(self._model)
