@@ -12,7 +12,7 @@ import pytest
 
 from meshswarm.api.server import ApiServer
 from meshswarm.config import Address
-from meshswarm.errors import ConfigError
+from meshswarm.errors import ConfigError, NoRouteError
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -71,6 +71,24 @@ async def test_ipv6_loopback(generator):
     assert server.url == f"http://[::1]:{server.address.port}"
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(server.url + "/health")).status_code == 200
+    await server.stop()
+
+
+async def test_the_peers_own_views_stand_behind_the_same_door(generator):
+    async def peers():
+        return [{"peer": "bücher"}]
+
+    async def broken():
+        raise NoRouteError("not now")
+
+    server = ApiServer.bind(LOOPBACK, api_key="x" * 20)
+    await server.start(generator, views={"/meshswarm/peers": peers, "/meshswarm/broken": broken})
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
+        assert (await client.get("/meshswarm/peers")).status_code == 401
+        client.headers["authorization"] = "Bearer " + "x" * 20
+        assert (await client.get("/meshswarm/peers")).json() == [{"peer": "bücher"}]
+        assert (await client.get("/meshswarm/broken")).status_code == 503
+        assert (await client.post("/meshswarm/peers")).status_code == 405
     await server.stop()
 
 

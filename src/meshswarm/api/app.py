@@ -6,7 +6,7 @@ The rule this file keeps: handlers translate and nothing more. Requests are read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -36,6 +36,7 @@ PATHS = (
     "POST /v1/completions",
     "GET /health",
 )
+View = Callable[[], Awaitable[Any]]
 _CLIENT_LEFT = 499  # never sent: there is nobody to read it
 
 
@@ -44,13 +45,15 @@ def create_app(
     *,
     api_key: str | None = None,
     allowed_hosts: Collection[str] = (),
+    views: Mapping[str, View] | None = None,
     pace: Pace | None = None,
     running: Running | None = None,
 ) -> FastAPI:
     """The ASGI application that serves `generator`.
 
     `api_key` None asks for none. `allowed_hosts` are the names, beside `localhost` and IP addresses, under which
-    clients may address this endpoint. `running` counts the answers being written.
+    clients may address this endpoint. `views` are further paths, each with what computes its JSON value: the peer's own
+    commands read them. `running` counts the answers being written.
     """
     app = FastAPI(
         title="meshswarm",
@@ -65,7 +68,16 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, _client_left)
     app.add_exception_handler(Exception, _mistake)
     _add_paths(app, _Handlers(generator, pace or Pace(), running or Running()))
+    for path, view in (views or {}).items():
+        app.add_api_route(path, _view_handler(view), methods=["GET"])
     return app
+
+
+def _view_handler(view: View) -> Callable[[], Awaitable[Response]]:
+    async def handler() -> Response:
+        return _json(200, await view())
+
+    return handler
 
 
 def _add_paths(app: FastAPI, handlers: _Handlers) -> None:

@@ -11,12 +11,12 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import uvicorn
 
 from meshswarm.api.answer import Running
-from meshswarm.api.app import create_app
+from meshswarm.api.app import View, create_app
 from meshswarm.config import Address
 from meshswarm.errors import ConfigError
 from meshswarm.head.request import Generator
@@ -66,10 +66,13 @@ class ApiServer:
         """What OpenAI's clients call the base URL."""
         return f"{self.url}/v1"
 
-    async def start(self, generator: Generator, *, allowed_hosts: Collection[str] = ()) -> None:
-        """Answers requests from here on; `allowed_hosts` are further host names clients may use."""
+    async def start(
+        self, generator: Generator, *, allowed_hosts: Collection[str] = (), views: Mapping[str, View] | None = None
+    ) -> None:
+        """Answers requests from here on; `allowed_hosts` and `views` as `create_app` says. The names by which other
+        machines know this one are allowed when they can reach it."""
         hosts = {*allowed_hosts, *_own_names(self.address)}
-        app = create_app(generator, api_key=self._api_key, allowed_hosts=hosts, running=self._running)
+        app = create_app(generator, api_key=self._api_key, allowed_hosts=hosts, views=views, running=self._running)
         config = uvicorn.Config(
             app,
             http="h11",
