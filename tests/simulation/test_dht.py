@@ -133,8 +133,9 @@ class Node:
                 if answer is None:
                     self.core.failed(contact, together, now, unreachable=unreachable)
                 else:
-                    learned = self.core.take_found(contact, answer, together, now, None)
-                    read = (self.core.read_record(data, now) for data in learned.records)
+                    found = messages.decode_found(answer)
+                    self.core.take_found(contact, found, together, now, None)
+                    read = (self.core.read_record(data, now) for data in found.records)
                     records.update(record for record in read if record is not None)
                 step()
 

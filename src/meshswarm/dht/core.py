@@ -14,7 +14,7 @@ from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.lookup import ALPHA, Lookup
-from meshswarm.dht.messages import FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
+from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
 from meshswarm.dht.publications import Publications
 from meshswarm.dht.responder import Responder
 from meshswarm.dht.signed import SignedRecord
@@ -24,13 +24,7 @@ from meshswarm.dht.tokens import TokenIssuer
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What an answer to a find gave. `is_new`: the peer that answered was not in the table before."""
-
-    records: tuple[bytes, ...]
-    is_new: bool
+_Item = tuple[bytes, tuple[bytes, ...]]  # a record and the keys to store it under
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +33,6 @@ class Delivery:
 
     contact: Contact
     question: bytes
-    items: int
 
 
 class Core:
@@ -76,14 +69,13 @@ class Core:
         return self._saw(contact, messages.decode_ping(answer), now, rtt_s)
 
     def take_found(
-        self, contact: Contact, answer: bytes, lookups: Sequence[Lookup], now: float, rtt_s: float | None
-    ) -> Learned:
-        """A peer answered a find made for `lookups`. Raises WireError; the lookups then still wait for `failed`."""
-        found = messages.decode_found(answer)
+        self, contact: Contact, found: FindAnswer, lookups: Sequence[Lookup], now: float, rtt_s: float | None
+    ) -> bool:
+        """A peer answered a find made for `lookups`. True when it is new in the table."""
         contacts = [c for c in found.contacts if not self.table.back_off.holds(c.peer, now)]
         for lookup in lookups:
             lookup.answered(contact, found.token, contacts)
-        return Learned(found.records, self._saw(contact, found.sender, now, rtt_s))
+        return self._saw(contact, found.sender, now, rtt_s)
 
     def take_stored(self, contact: Contact, answer: bytes, now: float) -> StoreAnswer:
         """A peer answered a store. Raises WireError."""
@@ -112,7 +104,7 @@ class Core:
         What belongs here as well is stored here at once.
         """
         by_key = {lookup.target: lookup for lookup in lookups}
-        parcels: dict[PeerId, tuple[Contact, bytes, list[tuple[bytes, tuple[bytes, ...]]]]] = {}
+        parcels: dict[PeerId, tuple[Contact, bytes, list[_Item]]] = {}
         for record in records:
             keys = [key for key in self.topics.of_record(record) if key in by_key]
             self.store.put(record, [key for key in keys if self._is_near(by_key[key])], now)
@@ -123,11 +115,12 @@ class Core:
                     parcels.setdefault(found.contact.peer, (found.contact, found.token, []))
             for peer, held in places.items():
                 parcels[peer][2].append((record.wire, tuple(held)))
-        return [
-            Delivery(contact, messages.encode_store(StoreQuestion(self.sender, token, tuple(part))), len(part))
-            for contact, token, items in parcels.values()
-            for part in _parts(items)
-        ]
+        return [delivery for parcel in parcels.values() for delivery in self._packed(*parcel)]
+
+    def owed_deliveries(self, contact: Contact, token: bytes, now: float) -> list[Delivery]:
+        """How to give `contact` what it is owed."""
+        items = [(record.wire, tuple(keys)) for record, keys in self.owed_to(contact, now)]
+        return self._packed(contact, token, items)
 
     def owed_to(self, contact: Contact, now: float) -> list[tuple[SignedRecord, list[bytes]]]:
         """Own records, with their keys, that `contact` should hold: it is among the k nearest this peer knows."""
@@ -153,7 +146,7 @@ class Core:
         known = Contact(contact.peer, merge_addresses(contact.addresses, sender.addresses))
         return self.table.saw(known, now, rtt_s=rtt_s)
 
-
-def _parts(items: list[tuple[bytes, tuple[bytes, ...]]]) -> list[list[tuple[bytes, tuple[bytes, ...]]]]:
-    size = messages.MAX_STORE_ITEMS
-    return [items[first : first + size] for first in range(0, len(items), size)]
+    def _packed(self, contact: Contact, token: bytes, items: list[_Item]) -> list[Delivery]:
+        size = messages.MAX_STORE_ITEMS
+        parts = [tuple(items[first : first + size]) for first in range(0, len(items), size)]
+        return [Delivery(contact, messages.encode_store(StoreQuestion(self.sender, token, part))) for part in parts]

@@ -1,0 +1,74 @@
+"""Bringing what this peer says of itself to the peers that keep it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from meshswarm.dht.contact import Contact
+from meshswarm.dht.core import Core
+from meshswarm.dht.messages import StoreStatus
+from meshswarm.dht.questions import Questions
+from meshswarm.dht.signed import RecordKind, SignedRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Announcer:
+    """Says, repeats and withdraws; `Publications` numbers and signs."""
+
+    def __init__(self, core: Core, questions: Questions, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._questions = questions
+        self._clock = clock
+        self._warned_of_clock = False
+
+    async def say(self, kind: RecordKind, subject: bytes, body: bytes, layers: tuple[int, int] = (0, 0)) -> None:
+        """Raises WireError when it does not fit into a record. Known here at once, elsewhere when this returns."""
+        await self._spread(self._core.publications.say(kind, subject, body, self._clock(), layers=layers))
+
+    async def withdraw(self, subjects: Sequence[bytes] | None = None) -> None:
+        """Takes back everything said of `subjects`, or everything."""
+        now = self._clock()
+        standing = [record for record in self._core.publications.current(now) if not record.is_tombstone]
+        ended: list[SignedRecord] = []
+        for record in standing:
+            if subjects is None or record.subject in subjects:
+                ended += self._core.publications.withdraw(record.kind, record.subject, now)
+        await self._spread(ended)
+
+    async def repeat(self, *, every_s: float) -> None:
+        """Says again, with a new end, what was last said `every_s` ago or earlier."""
+        now = self._clock()
+        records: list[SignedRecord] = []
+        for due in self._core.publications.due(now, every_s=every_s):
+            layers = due.start, due.stop
+            records += self._core.publications.say(due.kind, due.subject, due.body, now, layers=layers)
+        await self._spread(records)
+
+    async def introduce(self, newcomer: Contact) -> None:
+        """Gives a newcomer the records it is near enough to keep."""
+        if not self._core.owed_to(newcomer, self._clock()):
+            return
+        token = await self._questions.token(newcomer)
+        if token is not None:
+            await self._questions.store(self._core.owed_deliveries(newcomer, token, self._clock()))
+
+    async def _spread(self, records: Sequence[SignedRecord]) -> None:
+        if not records:
+            return
+        keys = dict.fromkeys(key for record in records for key in self._core.topics.of_record(record))
+        lookups, _ = await self._questions.look_up(keys, wants_records=False)
+        statuses = await self._questions.store(self._core.deliveries(records, lookups, self._clock()))
+        self._judge(statuses)
+
+    def _judge(self, statuses: Counter[StoreStatus]) -> None:
+        if statuses[StoreStatus.FULL]:
+            logger.info("%d places for records were full", statuses[StoreStatus.FULL])
+        off = statuses[StoreStatus.EXPIRED] + statuses[StoreStatus.TOO_LONG]
+        if 2 * off > statuses.total() and not self._warned_of_clock:
+            self._warned_of_clock = True
+            logger.warning(
+                "most peers find what this one says expired or too far in the future: is this machine's clock right?"
+            )

@@ -1,0 +1,265 @@
+"""This peer's place in the distributed hash table: joining, saying what it serves, asking who serves what.
+
+The rule this file keeps: a question costs at most one short time-out, whoever is gone; what was learned is remembered
+for seconds and refreshed behind the answer; what this peer says is said again before it expires, to newcomers as soon
+as they appear, and taken back when it leaves. At rest, next to nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from meshswarm.artifacts.card import ModelCard, SignedCard
+from meshswarm.config import Address
+from meshswarm.dht import messages
+from meshswarm.dht.announcer import Announcer
+from meshswarm.dht.contact import Contact, merge_addresses
+from meshswarm.dht.core import Core
+from meshswarm.dht.keys import Topics, node_id
+from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer
+from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
+from meshswarm.dht.messages import Sender
+from meshswarm.dht.questions import QUESTION_TIMEOUT_S, Questions
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.dht.signed import RecordKind, RecordSet
+from meshswarm.dht.table import Neighbour
+from meshswarm.dht.upkeep import Periods, Upkeep
+from meshswarm.identity import Identity, PeerId
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.swarm import Swarm
+
+FRESH_S = 5.0  # an answer this young is given again without asking
+STALE_S = 60.0  # one this young is given again too, and refreshed behind it
+LEAVE_TIMEOUT_S = 3.0
+_MAX_MEMORIES = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """What lookups of some keys have given, and when the last one began."""
+
+    keys: tuple[bytes, ...]
+    records: RecordSet = field(default_factory=RecordSet)
+    asked_at: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Dht:
+    """One peer's node of the table. Usable at once; `run` it for what has to happen in the background.
+
+    `clock`: Unix time in seconds. `server` False: this peer cannot be dialled, so it enters nobody's table.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        swarm: Swarm,
+        *,
+        clock: Callable[[], float] = time.time,
+        periods: Periods | None = None,
+        rng: random.Random | None = None,
+        server: bool = True,
+        question_timeout_s: float = QUESTION_TIMEOUT_S,
+    ) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._server = server
+        self._topics = Topics(swarm)
+        self._core = Core(identity, self._topics, secret=os.urandom(32), sender=self._sender())
+        self._questions = Questions(endpoint, self._core, clock, self._met, question_timeout_s)
+        self._announcer = Announcer(self._core, self._questions, clock)
+        self._upkeep = Upkeep(
+            self._core, self._questions, self._announcer, periods or Periods(), clock, rng or random.Random()
+        )
+        self._memories: OrderedDict[tuple[bytes, ...], _Memory] = OrderedDict()
+        for kind in (messages.PING, messages.FIND, messages.STORE):
+            endpoint.handle_request(
+                kind,
+                self._answerer(kind),
+                max_request_bytes=messages.MAX_QUESTION_BYTES,
+                max_reply_bytes=messages.MAX_ANSWER_BYTES,
+            )
+
+    # -- membership
+
+    async def join(self, peers: Iterable[tuple[PeerId, tuple[Address, ...]]]) -> int:
+        """Finds the swarm through any of `peers`; how many peers are known then, 0 when none of them answered.
+
+        `run` goes on trying as long as nobody is known.
+        """
+        self._core.sender = self._sender()
+        return await self._upkeep.join(Contact(peer, addresses) for peer, addresses in peers)
+
+    async def run(self) -> None:
+        """The background work, until cancelled."""
+        await self._upkeep.run()
+
+    def known_peers(self) -> list[KnownPeer]:
+        """Whom to ask first at the next start: `join` takes them as they are."""
+        held = self.unreachable()
+        near = sorted(self._core.table.neighbours(), key=lambda neighbour: -neighbour.last_seen)
+        contacts = [n.contact for n in near if n.contact.peer not in held] + self._upkeep.remembered()
+        known: dict[PeerId, tuple[Address, ...]] = {}
+        for contact in contacts:
+            known.setdefault(contact.peer, contact.addresses)
+        return list(known.items())[:MAX_KNOWN_PEERS]
+
+    def unreachable(self) -> frozenset[PeerId]:
+        """Peers that did not answer lately and are left alone for a while: not worth a place in a route."""
+        return self._core.table.back_off.held(self._clock())
+
+    def report_unreachable(self, peer: PeerId) -> None:
+        """Another part of the program could not reach `peer`."""
+        self._core.table.failed(peer, self._clock())
+
+    async def find_peer(self, peer: PeerId) -> tuple[Address, ...]:
+        """Where `peer` can be dialled, nothing when nobody knows."""
+        known = self._core.table.get(peer)
+        if known is not None and peer not in self.unreachable():
+            return known.contact.addresses
+        lookups, _ = await self._questions.look_up([node_id(peer)], wants_records=False)
+        return next((found.contact.addresses for found in lookups[0].found() if found.contact.peer == peer), ())
+
+    # -- saying
+
+    async def publish_coverage(self, record: CoverageRecord) -> None:
+        """Says what this peer serves of one model, in place of what it said of that model before.
+
+        It is repeated until `withdraw`. `seq` and `expires_ms` of `record` are not used: both are set here, each time.
+        """
+        if record.peer != self._core.own:
+            raise ValueError("a peer publishes its own coverage only")
+        layers = record.span.start, record.span.stop
+        await self._announcer.say(RecordKind.COVERAGE, record.model_id, record.body(), layers)
+
+    async def publish_card(self, card: SignedCard) -> None:
+        """Says that this peer holds a model. Repeated until `withdraw`."""
+        if card.author != self._core.own:
+            raise ValueError("a peer publishes its own cards only")
+        await self._announcer.say(RecordKind.CARD, card.card.model_id, card.wire)
+
+    async def withdraw(self, record: CoverageRecord | None = None) -> None:
+        """Takes back all that was said of the model of `record`, or of every model; others know at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._announcer.withdraw(None if record is None else [record.model_id])
+
+    # -- asking
+
+    async def coverage(self, model_id: bytes, n_layers: int, *, fresh: bool = False) -> list[CoverageRecord]:
+        """Who serves layers of a model: verified, unexpired, the newest of each peer, own ones included.
+
+        Without `fresh` an answer may be some seconds old, except for what other peers have sent here since.
+        """
+        keys = tuple(self._topics.span(model_id, 0, n_layers))
+        records = await self._records(keys, fresh=fresh)
+        read = read_coverage(records.live(self._clock()))
+        return [record for record in read if record.model_id == model_id and record.span.stop <= n_layers]
+
+    async def models(self, *, fresh: bool = False) -> list[tuple[ModelCard, int]]:
+        """Every model somebody holds, with the number of holders, most holders first."""
+        records = await self._records((self._topics.models,), fresh=fresh)
+        return read_cards(records.live(self._clock()))
+
+    async def peers(self) -> list[PeerEntry]:
+        """Every other peer known here, by table or by record, with what it serves as far as that is known here."""
+        names = {card.model_id: card.name for card, _ in await self.models()}
+        now = self._clock()
+        seen = RecordSet(self._core.store.all(now))
+        for memory in self._memories.values():
+            seen.update(memory.records)
+        serves: dict[PeerId, list[CoverageRecord]] = {}
+        for record in read_coverage(seen.live(now)):
+            serves.setdefault(record.peer, []).append(record)
+        near = {neighbour.contact.peer: neighbour for neighbour in self._core.table.neighbours()}
+        known = sorted((near.keys() | serves.keys()) - {self._core.own})
+        return [self._entry(peer, near.get(peer), serves.get(peer, []), names, now) for peer in known]
+
+    def rtt_s(self, peer: PeerId) -> float | None:
+        """The round trip to `peer` as last measured here."""
+        connection = self._endpoint.connection(peer)
+        if connection is not None and not connection.closed and connection.rtt_s is not None:
+            return connection.rtt_s
+        known = self._core.table.get(peer)
+        return None if known is None else known.rtt_s
+
+    # -- inside
+
+    def _sender(self) -> Sender:
+        return Sender(self._server, tuple(self._endpoint.advertised))
+
+    def _answerer(self, kind: str) -> Callable[[PeerId, bytes], Awaitable[bytes]]:
+        async def answer(peer: PeerId, question: bytes) -> bytes:
+            connection = self._endpoint.connection(peer)
+            came_from = None if connection is None else connection.remote_address
+            reply, newcomer = self._core.answer(kind, peer, came_from, question, self._clock())
+            if newcomer is not None:
+                self._met(newcomer)
+            return reply
+
+        return answer
+
+    def _met(self, contact: Contact) -> None:
+        self._upkeep.greet(contact)
+
+    async def _records(self, keys: tuple[bytes, ...], *, fresh: bool) -> RecordSet:
+        """What lookups of `keys` gave, together with what is kept or said here."""
+        memory = self._memory(keys)
+        now = self._clock()
+        age_s = now - memory.asked_at
+        if fresh or not 0 <= age_s <= STALE_S or (age_s > FRESH_S and not self._upkeep.is_running):
+            await self._refresh(memory, since=now if fresh else now - FRESH_S)
+        elif age_s > FRESH_S:
+            self._upkeep.do_later(memory, partial(self._refresh, memory, since=now))
+        now = self._clock()
+        records = RecordSet(memory.records)
+        records.update(record for key in keys for record in self._core.store.get(key, now))
+        wanted = frozenset(keys)
+        own = self._core.publications.current(now)
+        records.update(record for record in own if not wanted.isdisjoint(self._topics.of_record(record)))
+        return records
+
+    async def _refresh(self, memory: _Memory, *, since: float) -> None:
+        """Looks up the keys of `memory`, unless somebody else has begun to since `since`."""
+        async with memory.lock:
+            now = self._clock()
+            if since <= memory.asked_at <= now:
+                return
+            _, found = await self._questions.look_up(memory.keys, wants_records=True)
+            found.update(record for record in memory.records if not record.is_expired(now))
+            memory.records, memory.asked_at = found, now
+
+    def _memory(self, keys: tuple[bytes, ...]) -> _Memory:
+        memory = self._memories.pop(keys, None) or _Memory(keys)
+        self._memories[keys] = memory
+        if len(self._memories) > _MAX_MEMORIES:
+            self._memories.popitem(last=False)
+        return memory
+
+    def _entry(
+        self,
+        peer: PeerId,
+        near: Neighbour | None,
+        serves: list[CoverageRecord],
+        names: dict[bytes, str],
+        now: float,
+    ) -> PeerEntry:
+        told = (record.addresses for record in serves)
+        return PeerEntry(
+            peer=peer,
+            addresses=merge_addresses(near.contact.addresses if near else (), *told),
+            seen_s_ago=None if near is None else max(0.0, now - near.last_seen),
+            rtt_s=self.rtt_s(peer),
+            reachable=peer not in self.unreachable(),
+            serves=tuple(serves),
+            model_names=names,
+        )
