@@ -60,6 +60,7 @@ def test_an_answer_can_be_sent_back_as_it_came():
         (None, "messages", "missing_required_parameter"),
         ("hi", "messages", "invalid_type"),
         ([], "messages", "invalid_value"),
+        ([{"role": "user", "content": ""}] * 10_001, "messages", "invalid_value"),
         (["hi"], "messages[0]", "invalid_type"),
         ([{}], "messages[0].role", "invalid_type"),
         ([{"role": "robot", "content": "x"}], "messages[0].role", "invalid_value"),

@@ -11,6 +11,7 @@ from meshswarm.errors import RequestError
 from meshswarm.head.request import GenerationRequest, Message, Started
 
 OWN_PARAMETERS = frozenset({"messages"})
+MAX_MESSAGES = 10_000  # reading more would hold up the event loop
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TOOL_ROLES = frozenset({"tool", "function"})
@@ -41,6 +42,8 @@ def _messages(value: object) -> tuple[Message, ...]:
     items = fields.array(value, "messages")
     if not items:
         raise fields.wrong_value("messages", "is empty; send at least one")
+    if len(items) > MAX_MESSAGES:
+        raise fields.wrong_value("messages", f"holds {len(items)}; {MAX_MESSAGES} are the most")
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(items))
 
 

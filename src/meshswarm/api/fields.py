@@ -7,7 +7,6 @@ a RequestError whose `param` is the field's path, such as `messages[0].content`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from meshswarm.api.failure import shown
@@ -80,7 +79,10 @@ def json_object(value: object, name: str) -> dict[str, Any]:
     return value
 
 
-def token_ids(values: Iterable[object], name: str) -> tuple[int, ...]:
+def token_ids(values: list[Any], name: str) -> tuple[int, ...]:
+    """Long prompts hold up the event loop, so paths are spelt out only when one of them is wrong."""
+    if all(type(value) is int and 0 <= value <= MAX_INT for value in values):
+        return tuple(values)
     return tuple(_token_id(value, f"{name}[{index}]") for index, value in enumerate(values))
 
 
