@@ -1,0 +1,68 @@
+"""Resident memory of peers with a third of the layers each, against what they must hold.
+
+    .venv/bin/python scripts/bench/memory.py [--ctx 4096] [--sessions 4]
+
+Three peers with 10 of 30 layers each. The rule: a peer stays under its slice's bytes + KV + 160 MB resident, freshly
+started and after it has worked (a prompt of 1,000 tokens and 64 more).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+from pathlib import Path
+
+from baseline import tokenize
+from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, scratch_folder
+
+from meshswarm.artifacts import sources
+from meshswarm.artifacts.store import Store
+from meshswarm.stage.memory import kv_bytes_per_layer
+from meshswarm.stage.span import Span
+
+ALLOWED_MB = 160.0
+MB = 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ctx", type=int, default=4096)
+    parser.add_argument("--sessions", type=int, default=4)
+    options = parser.parse_args()
+    words = tokenize(sources.fetch(MODEL), "one two three four five six seven eight nine ten " * 200)
+    settings = ["--threads", "1", "--ctx", str(options.ctx), "--sessions", str(options.sessions)]
+    with scratch_folder() as folder:
+        fetch_model(folder / "first")
+        with chain(folder, even_spans(3), f"bench-{secrets.token_hex(4)}", *settings) as peers:
+            print(f"Resident memory in MB, {options.sessions} sessions of {options.ctx} positions")
+            print("  layers    slice      KV   fresh  worked   beyond slice and KV")
+            fresh = [resident_bytes(peer.process.pid) for peer in peers]
+            body = {"model": None, "prompt": words[:1000], "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+            ask(peers[0].api, "/completions", body)
+            for peer, before in zip(peers, fresh, strict=True):
+                report(peer, before, options.ctx, options.sessions)
+
+
+def report(peer: PeerProcess, fresh: int, n_ctx: int, n_sessions: int) -> None:
+    span = Span.parse(peer.ready["layers"])
+    store = Store(peer.home)
+    (model,) = store.models()
+    slice_bytes = store.slice_file(model.model_id, span).path.stat().st_size
+    kv_bytes = len(span) * kv_bytes_per_layer(model.n_kv_row, n_ctx, n_sessions)
+    worked = resident_bytes(peer.process.pid)
+    beyond = (max(fresh, worked) - slice_bytes - kv_bytes) / MB
+    verdict = "kept" if beyond <= ALLOWED_MB else "BROKEN"
+    figures = "".join(f"{n_bytes / MB:8.1f}" for n_bytes in (slice_bytes, kv_bytes, fresh, worked))
+    print(f"  {span!s:>6} {figures}   {beyond:6.1f}   rule (<= {ALLOWED_MB:.0f} MB) {verdict}")
+
+
+def resident_bytes(pid: int) -> int:
+    """VmRSS of a process (Linux), mapped pages of its model file included."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
