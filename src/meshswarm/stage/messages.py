@@ -177,7 +177,7 @@ class FullRow:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    pass
+    """The head gives up; the span stops where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    counters: Counters
+    """The head is done; the span answers with its receipt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ EXACT_MAX_ROWS = 48
 
 
 class Profile(StrEnum):
-    """`FAST`: any row count; identical at equal chunking. `EXACT`: always 2 to 48 rows, so bits never depend on company."""
+    """`FAST`: any row count, identical bits at equal chunking. `EXACT`: always 2 to 48, identical in any company."""
 
     FAST = "fast"
     EXACT = "exact"

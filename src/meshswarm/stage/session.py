@@ -70,14 +70,13 @@ class SpanSession:
     _computing: dict[int, Step] = field(default_factory=dict)
     _rows_computed: int = 0
     _rows_credited: int = 0
+    _last_result_seq: int | None = None
     input_hash: RowHash = field(init=False)
     output_hash: RowHash = field(init=False)
 
     def __post_init__(self) -> None:
         self.input_hash = RowHash(self.opening.session, "step")
-        self.output_hash = RowHash(
-            self.opening.session, "result" if self.opening.returns is Returns.LOGITS else "step"
-        )
+        self.output_hash = RowHash(self.opening.session, "result" if self.opening.returns is Returns.LOGITS else "step")
 
     @property
     def takes_tokens(self) -> bool:
@@ -154,13 +153,12 @@ class SpanSession:
             digest = self.output_hash.step(seq, step.pos0, step.n_rows, None, hidden)
             actions.append(
                 Forward(
-                    Step(
-                        seq, step.pos0, step.n_rows, step.truncate_to, step.flags, None, Dtype.F32, hidden, digest
-                    )
+                    Step(seq, step.pos0, step.n_rows, step.truncate_to, step.flags, None, Dtype.F32, hidden, digest)
                 )
             )
             self._add_bytes_out(len(hidden))
         elif rows:
+            self._last_result_seq = seq
             digest = self.output_hash.result(seq, rows)
             actions.append(Reply(Result(seq, rows, digest)))
             self._add_bytes_out(sum(len(row.ids) + len(row.logits) for row in rows))
@@ -170,6 +168,11 @@ class SpanSession:
             self._rows_credited = self._rows_computed
             actions.append(Reply(Credit(self._rows_computed)))
         return actions
+
+    def check_full_row(self, seq: int) -> None:
+        """Raises RemoteProtocolError unless step `seq` gave the latest result and nothing was computed since."""
+        if seq != self._last_result_seq or self._computing:
+            raise RemoteProtocolError(f"all logits of step {seq} were asked for, which are not kept")
 
     def _count(self, step: Step, *, bytes_in: int) -> None:
         self.counters = count_step(self.counters, step.n_rows, bytes_in)

@@ -26,7 +26,6 @@ from meshswarm.stage.messages import (
     SESSION_ID_BYTES,
     Cancel,
     Close,
-    Counters,
     Credit,
     Dtype,
     Failed,
@@ -52,6 +51,7 @@ from meshswarm.stage.span import MAX_LAYERS, Span
 _U32 = 2**32 - 1
 _U64 = 2**64 - 1
 _MAX_POSITIONS = 2**24
+
 
 def _addresses(addresses: tuple[Address, ...]) -> list[list[Any]]:
     return [[address.host, address.port] for address in addresses]
@@ -101,10 +101,7 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
         case Cancel():
             return _pack(Kind.CANCEL)
         case Close():
-            c = message.counters
-            return _pack(
-                Kind.CLOSE, c.prefill_rows, c.decode_rows, c.drafted_rows, c.accepted_rows, c.bytes_in, c.bytes_out
-            )
+            return _pack(Kind.CLOSE)
         case ReceiptOffer():
             return _pack(Kind.RECEIPT, message.receipt)
         case ReceiptAck():
@@ -299,11 +296,6 @@ def _decode_result(fields: _Fields) -> Result:
     return Result(seq, tuple(rows), fields.optional_data("running_hash", exact=32))
 
 
-def _decode_close(fields: _Fields) -> Close:
-    names = ("prefill_rows", "decode_rows", "drafted_rows", "accepted_rows", "bytes_in", "bytes_out")
-    return Close(Counters(*(fields.integer(name) for name in names)))
-
-
 _DECODERS: dict[Kind, Callable[[_Fields], Message]] = {
     Kind.OPEN: _decode_open,
     Kind.OPENED: lambda f: Opened(f.text("numclass"), f.integer("window", _U32), f.data("slice_root", exact=32)),
@@ -317,7 +309,7 @@ _DECODERS: dict[Kind, Callable[[_Fields], Message]] = {
     Kind.FULL_ROW_REQUEST: lambda f: FullRowRequest(f.integer("seq")),
     Kind.FULL_ROW: lambda f: FullRow(f.integer("seq"), f.data("logits")),
     Kind.CANCEL: lambda f: Cancel(),
-    Kind.CLOSE: _decode_close,
+    Kind.CLOSE: lambda f: Close(),
     Kind.RECEIPT: lambda f: ReceiptOffer(f.data("receipt", limit=8192)),
     Kind.RECEIPT_ACK: lambda f: ReceiptAck(f.data("acknowledgement", limit=8192)),
     Kind.FAILED: lambda f: Failed(f.text("message"), f.optional_peer("blamed")),

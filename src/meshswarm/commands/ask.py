@@ -1,0 +1,88 @@
+"""`meshswarm run`: one question, one answer on the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshswarm.commands.control import RunningPeer, find_running
+from meshswarm.commands.serve import run_in_loop
+from meshswarm.config import DEFAULT_MODEL, Address, Home
+from meshswarm.identity import PeerId
+from meshswarm.peer import Peer, PeerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask, and of whom: the peer that runs in `home`, or one started for it that joins `join`."""
+
+    home: Home
+    swarm: str
+    join: tuple[tuple[PeerId, Address], ...]
+    model: str | None
+    body: dict[str, Any]
+
+
+def ask(question: Question, *, as_json: bool) -> None:
+    """Print the answer as it comes, or the whole of it as one JSON object."""
+    running = find_running(question.home)
+    if running is not None:
+        _ask(running, question.body, as_json)
+        return
+    run_in_loop(_ask_own_peer(question, as_json))
+
+
+async def _ask_own_peer(question: Question, as_json: bool) -> None:
+    """A peer for one question. Alone it serves the default model itself; with peers to join it only asks."""
+    ready = asyncio.Event()
+
+    def report(event: Mapping[str, Any]) -> None:
+        if event["event"] == "ready":
+            ready.set()
+        elif event["event"] == "model":
+            print(event["message"], file=sys.stderr)
+
+    settings = PeerSettings(
+        home=question.home,
+        swarm=question.swarm,
+        listen=Address("0.0.0.0" if question.join else "127.0.0.1", 0),
+        api=Address("127.0.0.1", 0),
+        join=question.join,
+        model=None if question.join else question.model or DEFAULT_MODEL,
+        n_sessions=1,
+    )
+    body = question.body if question.join else {**question.body, "model": None}
+    peer = Peer(settings, report)
+    async with asyncio.TaskGroup() as tasks:
+        living = tasks.create_task(peer.run())
+        waiting = tasks.create_task(ready.wait())
+        await asyncio.wait((living, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if living.done():
+            return
+        try:
+            await asyncio.to_thread(_ask, RunningPeer(0, peer.api.base_url, None), body, as_json)
+        finally:
+            peer.stop()
+
+
+def _ask(peer: RunningPeer, body: Mapping[str, Any], as_json: bool) -> None:
+    asked = {**{name: value for name, value in body.items() if value is not None}, "stream": True}
+    asked["stream_options"] = {"include_usage": True}
+    text: list[str] = []
+    last: dict[str, Any] = {}
+    for chunk in peer.stream("/v1/chat/completions", asked):
+        for choice in chunk.get("choices", ()):
+            piece = choice["delta"].get("content") or ""
+            text.append(piece)
+            if not as_json:
+                print(piece, end="", flush=True)
+        last = {**last, **{key: chunk[key] for key in ("model", "usage", "timings", "meshswarm") if chunk.get(key)}}
+    if as_json:
+        print(json.dumps({"text": "".join(text), **last}))
+    else:
+        print()

@@ -1,0 +1,153 @@
+"""`meshswarm serve` and `meshswarm --auto`: a peer in the foreground, its story on the terminal or as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshswarm.commands.control import announce_running, forget_running
+from meshswarm.config import PUBLIC_SWARM
+from meshswarm.peer import Peer, PeerSettings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
+    """Run the peer until a signal. Returns the exit code."""
+    show = _print_json if as_json else _Story(settings).tell
+    run_in_loop(_serve(settings, show))
+    show({"event": "stopped"})
+    return 0
+
+
+def run_in_loop(main: Any) -> None:
+    """asyncio.run on the fastest loop this platform has."""
+    factory = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    else:  # the default loop there cannot watch sockets
+        factory = asyncio.SelectorEventLoop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+async def _serve(settings: PeerSettings, show: Callable[[Mapping[str, Any]], None]) -> None:
+    def report(event: Mapping[str, Any]) -> None:
+        if event["event"] == "started":
+            announce_running(settings.home, event["api"], _api_key(settings))
+        if event["event"] == "ready":
+            # What was made during start-up lives as long as the peer: keep the collector from walking it again.
+            gc.collect()
+            gc.freeze()
+        show(event)
+
+    peer = Peer(settings, report)
+    with _signals(peer.stop):
+        try:
+            await peer.run()
+        finally:
+            forget_running(settings.home)
+
+
+def _api_key(settings: PeerSettings) -> str | None:
+    path = settings.home.api_key
+    if settings.api is None or settings.api.is_loopback or not path.exists():
+        return None
+    return path.read_text().strip()
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Any:
+    """The first signal asks the peer to end; a second one of the same kind ends the process as usual."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        stop()
+        _restore(loop, number)
+
+    for number in _SIGNALS:
+        try:
+            loop.add_signal_handler(number, on_signal, number)
+        except (NotImplementedError, RuntimeError):  # Windows, or not in the main thread
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            _restore(loop, number)
+
+
+def _restore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _print_json(event: Mapping[str, Any]) -> None:
+    print(json.dumps(dict(event)), flush=True)
+
+
+class _Story:
+    """Events as sentences."""
+
+    def __init__(self, settings: PeerSettings) -> None:
+        self._settings = settings
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        sentence = self._sentence(event)
+        if sentence:
+            print(sentence, flush=True)
+
+    def _sentence(self, event: Mapping[str, Any]) -> str:
+        match event["event"]:
+            case "started":
+                return f"Peer {event['peer_id']}\nReachable as {event['address']}\n{self._swarm_line()}"
+            case "port-taken":
+                return f"Port {event['port']} for {event['what']} is taken; using a free one instead."
+            case "api-key":
+                return f"API key (kept in {event['path']}): {event['api_key']}"
+            case "model":
+                return str(event["message"])
+            case "loading":
+                return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
+            case "joined":
+                return f"Joined: {event['peers']} peers answered."
+            case "join-failed":
+                return f"No answer from {event['peer']} at {event['address']}; looking on."
+            case "ready":
+                return self._ready(event)
+            case "stopped":
+                return "Stopped."
+            case _:
+                return ""
+
+    def _swarm_line(self) -> str:
+        name = self._settings.swarm
+        if name == PUBLIC_SWARM and self._settings.model is not None:
+            return f"Swarm '{name}': strangers may compute on this machine and their prompts pass through it."
+        return f"Swarm '{name}'."
+
+    @staticmethod
+    def _ready(event: Mapping[str, Any]) -> str:
+        serving = "No layers are served here: this peer only answers its own endpoint."
+        name = "MODEL"
+        if event["model"] is not None:
+            name = event["model"]
+            serving = (
+                f"Serving layers {event['layers']} of {event['n_layers']} of {name} "
+                f"({event['us_per_layer']} µs a layer and token)."
+            )
+        body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
+        return (
+            f"{serving}\n\nOpenAI endpoint: {event['api']}\nTry it:\n\n"
+            f"  curl {event['api']}/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n\n"
+            "Ctrl-C stops."
+        )

@@ -1,0 +1,76 @@
+"""Results as tables for a person."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from meshswarm.commands.doctor import Finding
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*headings, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def show_status(status: dict[str, Any]) -> None:
+    serving = "nothing" if status["model"] is None else f"{status['layers']} of {status['n_layers']}, {status['model']}"
+    rows = [
+        ("peer", status["address"]),
+        ("swarm", status["swarm"]),
+        ("endpoint", status["api"]),
+        ("layers", serving),
+        ("sessions", f"{status['sessions']} now, {status['sessions_total']} so far, {status['rows_total']} rows"),
+        ("connections", str(status["connections"])),
+        ("receipts", str(status["receipts"])),
+        ("up", f"{status['uptime_s']:.0f} s"),
+    ]
+    _table(("", ""), rows)
+
+
+def show_peers(peers: list[dict[str, Any]]) -> None:
+    if not peers:
+        print("No other peer is known yet.")
+        return
+    rows = []
+    for peer in peers:
+        rtt = "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms"
+        serves = ", ".join(f"{entry['layers']} of {entry['model']}" for entry in peer["serves"])
+        rows.append((peer["peer_id"], ", ".join(peer["addresses"]), rtt, serves))
+    _table(("peer", "addresses", "rtt", "serves"), rows)
+
+
+def show_models(models: list[dict[str, Any]]) -> None:
+    if not models:
+        print("No model is known yet; get the small default one with `meshswarm models pull`.")
+        return
+    rows = []
+    for model in models:
+        served = "no" if "ready" not in model else "yes" if model["ready"] else ", ".join(model["covered"]) or "no"
+        size = f"{model['bytes'] / 1e6:.0f} MB" if "bytes" in model else ""
+        rows.append((model["name"], str(model["layers"]), size, "yes" if model["local"] else "no", served))
+    _table(("model", "layers", "size", "on this disk", "served"), rows)
+
+
+def show_model(model: dict[str, Any]) -> None:
+    print(f"{model['name']}: {model['layers']} layers, {model['bytes'] / 1e6:.0f} MB\nid {model['model_id']}")
+
+
+def show_progress(done: int, total: int) -> None:
+    """A line that rewrites itself, on a terminal only."""
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        print(f"{finding.verdict.value:>5}  {finding.what}: {finding.found}")
+        if finding.advice:
+            print(f"       -> {finding.advice}")

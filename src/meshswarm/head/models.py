@@ -1,0 +1,121 @@
+"""Which models this head can talk about: the ones on its disk and the ones the swarm's cards name.
+
+The rule this file keeps: a name is a convenience and may be shared; the id decides. A name that two models share is
+answered with both ids, never with a guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.header_exchange import fetch_header
+from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.artifacts.store import Store
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.errors import RequestError, UnknownModelError
+from meshswarm.head.request import ModelListing
+from meshswarm.head.template import ChatTemplate
+from meshswarm.head.vocabulary import Vocabulary
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.stage.span import Span, missing_layers
+
+
+class Voice:
+    """What turns a model's text into tokens and back: its vocabulary and its chat template."""
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+        self.vocabulary = vocabulary
+        self.template = template
+
+
+class ModelDirectory:
+    """Resolves what a client calls a model, and keeps each model's `Voice` once it was needed."""
+
+    def __init__(self, endpoint: Endpoint, store: Store, dht: Dht, cache: Path) -> None:
+        self._endpoint = endpoint
+        self._store = store
+        self._dht = dht
+        self._cache = cache
+        self._voices: dict[bytes, Voice] = {}
+        self._loading: dict[bytes, asyncio.Lock] = {}
+        self._created = int(time.time())
+        self.preferred: bytes | None = None  # what a request without a model gets: the model served here, if any
+
+    async def cards(self) -> dict[bytes, tuple[ModelCard, int]]:
+        """Every model known, by id, with the number of its holders (0: only on this disk)."""
+        known = {info.model_id: (ModelCard.of(info), 0) for info in self._store.models()}
+        for card, holders in await self._dht.models():
+            known[card.model_id] = (card, holders)
+        return known
+
+    async def resolve(self, ref: str | None) -> ModelCard:
+        """The model a client means. Raises UnknownModelError (with the names there are) or RequestError."""
+        known = await self.cards()
+        if ref is None:
+            return self._default(known)
+        named = [card for card, _ in known.values() if ref in (card.name, model_id_text(card.model_id))]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(model_id_text(card.model_id) for card in named)
+            raise RequestError(f"the name {ref!r} belongs to more than one model; use an id: {ids}", param="model")
+        names = ", ".join(sorted(card.name for card, _ in known.values())) or "none yet"
+        raise UnknownModelError(
+            f"there is no model {ref[:100]!r}; the models are: {names}", param="model", code="model_not_found"
+        )
+
+    def _default(self, known: dict[bytes, tuple[ModelCard, int]]) -> ModelCard:
+        if self.preferred in known:
+            return known[self.preferred][0]
+        served = sorted(known.values(), key=lambda entry: (-entry[1], entry[0].name))
+        if not served:
+            raise UnknownModelError("no model is known here yet", param="model", code="model_not_found")
+        return served[0][0]
+
+    async def listings(self, own: Callable[[], Sequence[CoverageRecord]]) -> list[ModelListing]:
+        """What `/v1/models` shows: every model that somebody serves or that lies on this disk."""
+        listings = []
+        for card, holders in (await self.cards()).values():
+            records = await self._dht.coverage(card.model_id, card.n_layers)
+            spans = [record.span for record in (*records, *own()) if record.model_id == card.model_id]
+            covered = covered_layers(spans, card.n_layers)
+            listings.append(
+                ModelListing(
+                    id=card.name,
+                    model_id=model_id_text(card.model_id),
+                    created=self._created,
+                    n_ctx=max((record.n_ctx for record in (*records, *own())), default=card.n_ctx),
+                    n_layers=card.n_layers,
+                    covered=covered,
+                    holders=holders,
+                    ready=covered == (Span(0, card.n_layers),),
+                )
+            )
+        return sorted(listings, key=lambda listing: (listing.id, listing.model_id))
+
+    async def voice(self, card: ModelCard, records: Sequence[CoverageRecord]) -> Voice:
+        """The model's vocabulary and template; its header is fetched from a holder when it is not on this disk."""
+        async with self._loading.setdefault(card.model_id, asyncio.Lock()):
+            voice = self._voices.get(card.model_id)
+            if voice is None:
+                if not self._store.has_header(card.model_id):
+                    holders = [(r.peer, r.addresses) for r in records if r.peer != self._endpoint.peer_id]
+                    await fetch_header(self._endpoint, self._store, card.model_id, holders)
+                voice = await asyncio.to_thread(self._load, card.model_id)
+                self._voices[card.model_id] = voice
+        return voice
+
+    def _load(self, model_id: bytes) -> Voice:
+        vocabulary = Vocabulary.load(self._store.header(model_id), self._cache)
+        source = vocabulary.chat_template
+        return Voice(vocabulary, None if source is None else ChatTemplate(source))
+
+
+def covered_layers(spans: Sequence[Span], n_layers: int) -> tuple[Span, ...]:
+    """The ranges of layers that `spans` cover together, merged and in order."""
+    return missing_layers(missing_layers(spans, n_layers), n_layers)

@@ -1,0 +1,178 @@
+"""Runs a `HeadSession` over real streams: dials every span, carries messages, keeps the timer.
+
+Results are handed to the listener synchronously, straight from the datagram that brought them, so that the next token
+leaves without waiting for a task to wake up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from meshswarm.errors import MeshswarmError, RemoteProtocolError
+from meshswarm.head.session import (
+    Action,
+    Broken,
+    Done,
+    FullLogits,
+    HeadSession,
+    Ready,
+    Receipt,
+    Rows,
+    ToSpan,
+)
+from meshswarm.identity import Identity
+from meshswarm.ledger.bookkeeper import Bookkeeper
+from meshswarm.net.connection import Connection
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.stream import Stream
+from meshswarm.stage.messages import MAX_FRAME_BYTES, SESSION_STREAM, Opened, ReceiptAck, Row
+from meshswarm.stage.wire import decode, encode
+
+
+class Listener(Protocol):
+    """Who is told what comes back over the route."""
+
+    def on_row(self, seq: int, row: Row) -> None: ...
+    def on_full_row(self, seq: int, logits: bytes) -> None: ...
+    def on_broken(self, error: MeshswarmError) -> None: ...
+
+
+class RouteSession:
+    """One open route. `open` first; then `push` rows; `close` or `cancel` at the end, whatever happened."""
+
+    def __init__(self, endpoint: Endpoint, identity: Identity, core: HeadSession, bookkeeper: Bookkeeper) -> None:
+        self.core = core
+        self._endpoint = endpoint
+        self._identity = identity
+        self._bookkeeper = bookkeeper
+        self._loop = asyncio.get_running_loop()
+        self._listener: Listener | None = None
+        self._streams: list[Stream] = []
+        self._release: list[Callable[[], None]] = []
+        self._ready: asyncio.Future[tuple[Opened, ...]] = self._loop.create_future()
+        self._done = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self) -> tuple[Opened, ...]:
+        """Dial every span and open the session on all of them. Raises what `HeadSession` breaks with, or the dial's
+        PeerUnreachableError; nothing is left open then."""
+        try:
+            for connection in await self._dial():
+                self._release.append(connection.hold().release)
+                stream = connection.open_stream(SESSION_STREAM, max_frame_bytes=MAX_FRAME_BYTES)
+                index = len(self._streams)
+                self._streams.append(stream)
+                stream.receive_with(partial(self._on_frame, index), partial(self._on_end, index))
+            self._apply(self.core.start(self._loop.time()))
+            return await self._ready
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def _dial(self) -> list[Connection]:
+        dials = [self._endpoint.dial(hop.peer, hop.addresses) for hop in self.core.hops]
+        outcomes = await asyncio.gather(*dials, return_exceptions=True)
+        connections = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            connections.append(outcome)
+        return connections
+
+    def listen(self, listener: Listener) -> None:
+        """Results go to `listener` from now on."""
+        self._listener = listener
+
+    def push(self, tokens: list[int]) -> None:
+        self._apply(self.core.push(tokens, self._loop.time()))
+
+    def request_full_row(self, seq: int) -> None:
+        self._apply(self.core.request_full_row(seq, self._loop.time()))
+
+    def cancel(self) -> None:
+        """Stop all work on every span at once."""
+        self._apply(self.core.cancel())
+        self._end()
+
+    async def close(self) -> None:
+        """End in good order: counters and receipts are exchanged, within a short deadline."""
+        self._apply(self.core.close(self._loop.time()))
+        await self._done.wait()
+
+    # -- what arrives
+
+    def _on_frame(self, hop: int, frame: bytes) -> None:
+        if self._done.is_set():
+            return
+        try:
+            message = decode(frame)
+        except RemoteProtocolError as error:
+            self._apply(self.core.on_lost(hop, error))
+            return
+        self._apply(self.core.on_message(hop, message, self._loop.time()))
+
+    def _on_end(self, hop: int, error: MeshswarmError | None) -> None:
+        self._apply(self.core.on_lost(hop, error))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._apply(self.core.tick(self._loop.time()))
+
+    def _apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToSpan(hop, message):
+                    if hop < len(self._streams):
+                        self._streams[hop].send(encode(message, self._identity))
+                case Rows(seq, rows):
+                    if self._listener is not None:
+                        self._listener.on_row(seq, rows[0])
+                case FullLogits(seq, logits):
+                    if self._listener is not None:
+                        self._listener.on_full_row(seq, logits)
+                case Ready(opened):
+                    self._ready.set_result(opened)
+                case Receipt(hop, receipt):
+                    self._countersign(hop, receipt)
+                case Broken(error):
+                    self._on_broken(error)
+                case Done():
+                    self._end()
+        self._arm()
+
+    def _countersign(self, hop: int, receipt: bytes) -> None:
+        core, at = self.core, self.core.hops[hop]
+        engagement = self._bookkeeper.engagement(
+            core.session, core.terms.model_id, at.span, core.numclass(hop), at.peer, self._identity.peer_id
+        )
+        acknowledgement = self._bookkeeper.countersign(receipt, engagement, core.counters(hop))
+        if acknowledgement is not None:
+            self._streams[hop].send(encode(ReceiptAck(acknowledgement)))
+
+    def _on_broken(self, error: MeshswarmError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        elif self._listener is not None:
+            self._listener.on_broken(error)
+
+    def _arm(self) -> None:
+        """One timer that may fire early and look again: re-arming it for every token would cost more than it tells."""
+        deadline = self.core.deadline
+        if deadline is not None and self._timer is None and not self._done.is_set():
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _end(self) -> None:
+        if self._done.is_set():
+            return
+        self._done.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._ready.done():
+            self._ready.cancel()
+        for stream in self._streams:
+            stream.finish()
+        for release in self._release:
+            release()

@@ -1,0 +1,323 @@
+"""One peer: the parts composed, in the order they start and the order they end.
+
+Start: folder and key, socket, DHT, API, then the model, then "ready". End: stop accepting, drain sessions, leave the
+DHT, close the API, close QUIC, join the engine's thread. The rule this file keeps: it wires parts together and decides
+nothing that a part could decide itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshswarm.api.key import load_or_create_api_key
+from meshswarm.api.server import ApiServer
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.store import Store
+from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Address, Home, HomeLock
+from meshswarm.dht.known_peers import load_known_peers, save_known_peers
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, CoverageRecord
+from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.head.head import Head
+from meshswarm.head.models import ModelDirectory
+from meshswarm.identity import Identity, PeerId
+from meshswarm.ledger.bookkeeper import Bookkeeper
+from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.swarm import Swarm
+from meshswarm.routing.placement import choose_span
+from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
+from meshswarm.stage.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.server import Served, SpanServer
+from meshswarm.stage.span import Span
+
+DEFAULT_N_CTX = 4096
+PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
+DRAIN_S = 5.0
+SURVEY_PERIOD_S = 120.0
+WINDOW_ROWS = 2 * MAX_ROWS_PER_STEP
+
+Report = Callable[[Mapping[str, Any]], None]
+"""Takes what a person or a program should know: a mapping with "event" and that event's fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What a person chose. None means: the default, or whatever fits."""
+
+    home: Home
+    swarm: str
+    listen: Address | None = None
+    api: Address | None = None
+    join: tuple[tuple[PeerId, Address], ...] = ()
+    model: str | None = None
+    span: Span | None = None
+    memory_bytes: int | None = None
+    n_threads: int | None = None
+    n_ctx: int | None = None
+    n_sessions: int = 4
+
+
+class Peer:
+    """`run` it; `stop` it from a signal handler."""
+
+    def __init__(self, settings: PeerSettings, report: Report) -> None:
+        self.settings = settings
+        self._report = report
+        self._stopping = asyncio.Event()
+        self._started = time.monotonic()
+        self._coverage: CoverageRecord | None = None
+        self._engine: SpanEngine | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Until `stop`. Raises MeshswarmError when the peer cannot start; the folder's lock is held all the while."""
+        home = self.settings.home.create()
+        lock = HomeLock(home)
+        try:
+            self.identity = Identity.load_or_create(home.key)
+            self.store = Store(home.root)
+            api_key = self._api_key()
+            self.api = self._bind_api(api_key)
+            try:
+                self.endpoint = await self._bind_endpoint()
+                try:
+                    await self._live()
+                finally:
+                    await self.endpoint.close()
+            finally:
+                await self.api.stop()
+        finally:
+            lock.release()
+
+    # -- ports
+
+    def _api_key(self) -> str | None:
+        address = self.settings.api
+        if address is None or address.is_loopback:
+            return None
+        key = load_or_create_api_key(self.settings.home.api_key)
+        if key.created:
+            self._report({"event": "api-key", "api_key": key.text, "path": str(self.settings.home.api_key)})
+        return key.text
+
+    def _bind_api(self, api_key: str | None) -> ApiServer:
+        if self.settings.api is not None:
+            return ApiServer.bind(self.settings.api, api_key=api_key)
+        try:
+            return ApiServer.bind(Address("127.0.0.1", DEFAULT_API_PORT), api_key=None)
+        except ConfigError:
+            self._report({"event": "port-taken", "port": DEFAULT_API_PORT, "what": "the endpoint"})
+            return ApiServer.bind(Address("127.0.0.1", 0), api_key=None)
+
+    async def _bind_endpoint(self) -> Endpoint:
+        swarm = Swarm(self.settings.swarm)
+        if self.settings.listen is not None:
+            return await Endpoint.bind(self.identity, self.settings.listen, swarm=swarm)
+        try:
+            return await Endpoint.bind(self.identity, Address("0.0.0.0", DEFAULT_PEER_PORT), swarm=swarm)
+        except ConfigError:
+            self._report({"event": "port-taken", "port": DEFAULT_PEER_PORT, "what": "other peers"})
+            return await Endpoint.bind(self.identity, Address("0.0.0.0", 0), swarm=swarm)
+
+    # -- living
+
+    async def _live(self) -> None:
+        failure: MeshswarmError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            background: list[asyncio.Task[None]] = []
+            try:
+                await self._compose(tasks, background)
+                await self._stopping.wait()
+            except MeshswarmError as error:
+                failure = error
+            finally:
+                await self._leave()
+                for task in background:
+                    task.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _compose(self, tasks: asyncio.TaskGroup, background: list[asyncio.Task[None]]) -> None:
+        home = self.settings.home
+        swarm = Swarm(self.settings.swarm)
+        self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
+        self._writer = ReceiptWriter(
+            self.receipts, lambda error: self._report({"event": "warning", "message": str(error)})
+        )
+        bookkeeper = Bookkeeper(self.identity, self._writer, swarm.swarm_id)
+        self.dht = Dht(self.endpoint, self.identity, swarm)
+        self.spans = SpanServer(self.endpoint, tasks, bookkeeper)
+        offer_headers(self.endpoint, self.store)
+        directory = ModelDirectory(self.endpoint, self.store, self.dht, home.root / "vocabularies")
+        head = Head(self.endpoint, self.identity, self.dht, directory, bookkeeper, tasks, self._own_records)
+        await self.api.start(head, views={"/meshswarm/status": self._status, "/meshswarm/peers": self._peers})
+        self._report({"event": "started", **self._reach()})
+        await self._join()
+        background.append(tasks.create_task(self.dht.run()))
+        if self.settings.model is not None:
+            await self._serve(self.settings.model, directory)
+        background.append(tasks.create_task(self._survey()))
+        self._report({"event": "ready", **self._reach(), **self._serving()})
+
+    async def _join(self) -> None:
+        asked = [(peer, (address,)) for peer, address in self.settings.join]
+        known = load_known_peers(self.settings.home.known_peers)
+        if not asked and not known:
+            return
+        reached = await self.dht.join([*asked, *known])
+        for peer, address in self.settings.join:
+            if self.endpoint.connection(peer) is None:
+                self._report({"event": "join-failed", "peer": str(peer), "address": str(address)})
+        self._report({"event": "joined", "peers": reached})
+
+    async def _leave(self) -> None:
+        """Out of the swarm in good order: no new sessions, the running ones get a moment, the records go."""
+        with contextlib.suppress(MeshswarmError):
+            if hasattr(self, "spans"):
+                await self.spans.drain(DRAIN_S)
+            if hasattr(self, "dht"):
+                save_known_peers(self.settings.home.known_peers, self.dht.known_peers())
+                if self._coverage is not None:
+                    await self.dht.withdraw(self._coverage)
+        await self.api.stop(drain_s=0.0)
+        if self._engine is not None:
+            await self._engine.stop()
+        if hasattr(self, "_writer"):
+            await asyncio.to_thread(self._writer.close)
+
+    # -- serving layers
+
+    async def _serve(self, ref: str, directory: ModelDirectory) -> None:
+        info = await asyncio.to_thread(
+            self.store.obtain, ref, say=lambda sentence: self._report({"event": "model", "message": sentence})
+        )
+        span = self.settings.span or await self._choose_span(info)
+        n_ctx = min(self.settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
+        self._report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
+        slice_file = await asyncio.to_thread(self.store.slice_file, info.model_id, span)
+        engine = await asyncio.to_thread(
+            SpanEngine.load,
+            slice_file.path,
+            span,
+            info.n_layers,
+            n_ctx=n_ctx,
+            n_slots=self.settings.n_sessions,
+            n_threads=self.settings.n_threads or max(1, (os.cpu_count() or 2) // 2),
+        )
+        self._engine = engine
+        engine.start(asyncio.get_running_loop())
+        self._coverage = CoverageRecord(
+            peer=self.identity.peer_id,
+            addresses=tuple(self.endpoint.advertised),
+            model_id=info.model_id,
+            span=span,
+            loaded=True,
+            numclass=engine.numclass,
+            n_ctx=n_ctx,
+            us_per_layer=engine.speed.us_per_layer,
+            prefill_us_per_row_layer=engine.speed.prefill_us_per_row_layer,
+            free_kv_tokens=n_ctx * self.settings.n_sessions,
+            roles=("server",),
+        )
+        self.spans.serve(Served(info.model_id, info.n_layers, span, slice_file.root, engine, n_ctx, WINDOW_ROWS))
+        directory.preferred = info.model_id
+        self.model = info
+        await self.dht.publish_card(ModelCard.of(info).sign(self.identity))
+        await self.dht.publish_coverage(self._coverage)
+
+    async def _choose_span(self, info: ModelInfo) -> Span:
+        """The whole model when it fits, or the rarest layers that do."""
+        whole = Span(0, info.n_layers)
+        if self.settings.memory_bytes is None:
+            return whole
+        n_ctx = min(self.settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
+        kv_bytes = kv_bytes_per_layer(info.n_kv_row, n_ctx, self.settings.n_sessions)
+        header = self.store.header(info.model_id)
+        costs = [n_bytes + kv_bytes for n_bytes in layer_weight_bytes(header, info.n_layers)]
+        held = [record.span for record in await self.dht.coverage(info.model_id, info.n_layers)]
+        fixed = shared_weight_bytes(header) + PROCESS_BYTES
+        span = choose_span(costs, fixed, self.settings.memory_bytes, held)
+        if span is None:
+            raise ConfigError(
+                f"not even one layer of {info.name} fits into {self.settings.memory_bytes / 1e6:.0f} MB "
+                f"with {self.settings.n_sessions} sessions of {n_ctx} positions; allow more, or fewer of either"
+            )
+        return span
+
+    async def _survey(self) -> None:
+        """Measure round trips to the peers that serve the same model, so that heads elsewhere can price this peer's
+        hops; a first time soon after the start, then now and then."""
+        wait_s = 3.0
+        while self._coverage is not None:
+            await asyncio.sleep(wait_s)
+            wait_s = SURVEY_PERIOD_S
+            with contextlib.suppress(MeshswarmError):
+                rtts = await self._measure_rtts(self._coverage)
+                if rtts != self._coverage.rtts:
+                    self._coverage = replace(self._coverage, rtts=rtts)
+                    await self.dht.publish_coverage(self._coverage)
+
+    async def _measure_rtts(self, own: CoverageRecord) -> tuple[tuple[bytes, int], ...]:
+        records = await self.dht.coverage(own.model_id, self.model.n_layers)
+        rtts = []
+        for record in [record for record in records if record.peer != own.peer][:MAX_RTTS]:
+            with contextlib.suppress(MeshswarmError):
+                connection = await self.endpoint.dial(record.peer, record.addresses)
+                rtt_s = await connection.measure_rtt()
+                rtts.append((record.peer.key[:RTT_PREFIX_BYTES], int(rtt_s * 1e6)))
+        return tuple(sorted(rtts))
+
+    # -- what others may know
+
+    def _own_records(self) -> list[CoverageRecord]:
+        return [] if self._coverage is None else [self._coverage]
+
+    def _reach(self) -> dict[str, Any]:
+        address = Address("127.0.0.1", self.endpoint.address.port) if self.endpoint.address.is_unspecified else None
+        return {
+            "peer_id": str(self.identity.peer_id),
+            "address": f"{self.identity.peer_id}@{address or self.endpoint.address}",
+            "api": self.api.base_url,
+            "swarm": self.settings.swarm,
+        }
+
+    def _serving(self) -> dict[str, Any]:
+        record = self._coverage
+        if record is None:
+            return {"model": None, "layers": None}
+        return {
+            "model": self.model.name,
+            "model_id": self.model.id_text,
+            "layers": str(record.span),
+            "n_layers": self.model.n_layers,
+            "n_ctx": record.n_ctx,
+            "numclass": record.numclass,
+            "us_per_layer": record.us_per_layer,
+        }
+
+    async def _status(self) -> dict[str, Any]:
+        return {
+            **self._reach(),
+            **self._serving(),
+            "uptime_s": round(time.monotonic() - self._started, 1),
+            "sessions": len(self.spans.sessions),
+            "sessions_total": self.spans.sessions_total,
+            "rows_total": self.spans.rows_total,
+            "connections": len(self.endpoint.connections),
+            "receipts": await asyncio.to_thread(self.receipts.count),
+        }
+
+    async def _peers(self) -> list[dict[str, Any]]:
+        return [entry.as_json() for entry in await self.dht.peers()]

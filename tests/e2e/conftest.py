@@ -1,0 +1,154 @@
+"""Real peers in real processes, started through the command line, each with its own folder, on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+READY_TIMEOUT_S = 90.0
+"""Generous: the first load of a new slice happens in a child process, on a machine that may be busy."""
+
+
+@dataclass
+class PeerProcess:
+    """One running `meshswarm serve --json`."""
+
+    home: Path
+    process: subprocess.Popen[str]
+    lines: queue.Queue[str | None]
+    ready: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def api(self) -> str:
+        return str(self.ready["api"])
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.ready["peer_id"])
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["address"])
+
+    def wait_for(self, event: str, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
+        """The next event of this name. Fails with everything the peer said when it ends or stays silent."""
+        while True:
+            try:
+                line = self.lines.get(timeout=timeout_s)
+            except queue.Empty:
+                pytest.fail(f"no {event!r} within {timeout_s} s; events so far: {self.events}; stderr: {self.errors()}")
+            if line is None:
+                pytest.fail(f"the peer ended before {event!r}: {self.events}; stderr: {self.errors()}")
+            said = json.loads(line)
+            self.events.append(said)
+            if said.get("event") == event:
+                return said
+
+    def errors(self) -> str:
+        return (self.home.parent / f"{self.home.name}.stderr").read_text()
+
+    def stop(self) -> int:
+        """Ctrl-C, then the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout=30)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=30)
+
+
+def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+StartPeer = Callable[..., PeerProcess]
+
+
+@dataclass
+class PeerStarter:
+    """Starts peers below one folder and in one swarm with a random name; ends all it started."""
+
+    root: Path
+    swarm: str = field(default_factory=lambda: f"test-{secrets.token_hex(8)}")
+    peers: list[PeerProcess] = field(default_factory=list)
+
+    def __call__(
+        self, *options: str, home: str | None = None, wait: bool = True, swarm: str | None = None
+    ) -> PeerProcess:
+        folder = self.root / (home or f"peer{len(self.peers)}")
+        command = [
+            sys.executable, "-m", "meshswarm", "--home", str(folder), "serve", "--json",
+            "--swarm", swarm or self.swarm, "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--threads", "1",
+            *options,
+        ]  # fmt: skip
+        with (self.root / f"{folder.name}.stderr").open("w") as stderr:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            )
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
+        peer = PeerProcess(folder, process, lines)
+        self.peers.append(peer)
+        if wait:
+            peer.ready = peer.wait_for("ready")
+        return peer
+
+    def stop_all(self) -> None:
+        for peer in self.peers:
+            if peer.process.poll() is None:
+                peer.process.send_signal(signal.SIGINT)
+        for peer in self.peers:
+            try:
+                peer.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                peer.kill()
+
+
+@pytest.fixture
+def start_peer(tmp_path: Path, smollm2: Path) -> Iterator[PeerStarter]:
+    """Starts peers for one test. `smollm2` makes sure that the model is there, so that no peer has to download it."""
+    starter = PeerStarter(tmp_path)
+    yield starter
+    starter.stop_all()
+
+
+@dataclass(frozen=True)
+class ThreePeers:
+    """Layers 0:10, 10:20 and 20:30 in three processes, each knowing only the one before it, and a pure client."""
+
+    spans: tuple[PeerProcess, PeerProcess, PeerProcess]
+    client: PeerProcess
+
+    @property
+    def all(self) -> tuple[PeerProcess, ...]:
+        return (*self.spans, self.client)
+
+
+@pytest.fixture(scope="session")
+def three_peers(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[ThreePeers]:
+    starter = PeerStarter(tmp_path_factory.mktemp("three-peers"))
+    try:
+        first = starter("--model", str(smollm2), "--layers", "0:10")
+        second = starter("--model", str(smollm2), "--layers", "10:20", "--join", first.address)
+        third = starter("--model", str(smollm2), "--layers", "20:30", "--join", second.address)
+        client = starter("--join", third.address)
+        yield ThreePeers((first, second, third), client)
+    finally:
+        starter.stop_all()
