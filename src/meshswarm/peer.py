@@ -34,9 +34,11 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.routing.placement import choose_span
+from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.engine import SpanEngine
 from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
 from meshswarm.stage.span import Span
 
@@ -158,7 +160,8 @@ class Peer:
         )
         bookkeeper = Bookkeeper(self.identity, self._writer, swarm.swarm_id)
         self.dht = Dht(self.endpoint, self.identity, swarm)
-        self.spans = SpanServer(self.endpoint, tasks, bookkeeper)
+        self.sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
+        self.spans = SpanServer(self.endpoint, tasks, bookkeeper, self.sent)
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.root / "vocabularies")
         head = Head(self.endpoint, self.identity, self.dht, directory, bookkeeper, tasks, self._own_records)
@@ -187,6 +190,7 @@ class Peer:
         with contextlib.suppress(MeshswarmError):
             if hasattr(self, "spans"):
                 await self.spans.drain(DRAIN_S)
+                await self.sent.stop()
             if hasattr(self, "dht"):
                 save_known_peers(self.settings.home.known_peers, self.dht.known_peers())
                 if self._coverage is not None:

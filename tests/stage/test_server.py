@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
+from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.engine import SpanEngine
 from meshswarm.stage.messages import (
     HOP_STREAM,
@@ -52,6 +52,7 @@ from meshswarm.stage.messages import (
     Step,
 )
 from meshswarm.stage.profile import Profile
+from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
 from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
@@ -131,7 +132,8 @@ async def staged(sliced: tuple[Path, bytes], ledger: Path) -> AsyncIterator[Stag
         for identity in (PROVIDER, HEAD, PREVIOUS, STRANGER)
     }
     async with asyncio.TaskGroup() as tasks:
-        server = SpanServer(endpoints[PROVIDER], tasks, Bookkeeper(PROVIDER, writer, swarm.swarm_id))
+        sent = SentRows(ActivationLog(LogLimits(), None), tasks)
+        server = SpanServer(endpoints[PROVIDER], tasks, Bookkeeper(PROVIDER, writer, swarm.swarm_id), sent)
         server.serve(Served(model_id, 30, SPAN, bytes(32), engine, N_CTX, window=256))
         try:
             yield Stage(server, engine, model_id, receipts, endpoints)
@@ -198,8 +200,8 @@ async def honest_rows(stage: Stage) -> list[bytes]:
 
 
 BAD_STEPS = {
-    "NaN": (lambda stage: encode(step(0, 0, struct.pack("<f", float("nan")) * stage.engine.n_embd)), "not a number"),
-    "infinite": (lambda stage: encode(step(0, 0, struct.pack("<f", float("inf")) * stage.engine.n_embd)), "not a number"),
+    "NaN": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.nan, "<f4").tobytes())), "not a number"),
+    "infinite": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.inf, "<f4").tobytes())), "not a n"),
     "wrong width": (lambda stage: encode(step(0, 0, bytes(4))), "carries 4 bytes"),
     "wrong position": (lambda stage: encode(step(0, 7, stage.rows(1))), "starts at position 7"),
     "beyond the context": (lambda stage: encode(step(0, 0, stage.rows(257), 257)), "beyond the 256 reserved"),

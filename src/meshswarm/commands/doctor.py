@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -62,9 +63,7 @@ def examine(home: Home) -> list[Finding]:
 def _program(_home: Home) -> Iterator[Finding]:
     yield Finding("meshswarm", Verdict.OK, f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
     if sys.platform != "win32":
-        import uvloop
-
-        yield Finding("event loop", Verdict.OK, f"uvloop {uvloop.__version__}")
+        yield Finding("event loop", Verdict.OK, f"uvloop {importlib.metadata.version('uvloop')}")
 
 
 def _engine(_home: Home) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -40,11 +40,13 @@ class EndTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When an answer ends at the latest: after `max_tokens`, or when `n_ctx` positions are used."""
+    """When an answer ends: after `max_tokens`, when `n_ctx` positions are used, at an end token unless `ignore_eos`,
+    or at a stop string (`looks_for_stops`)."""
 
     max_tokens: int | None
     n_ctx: int
-    ignore_eos: bool = False
+    ignore_eos: bool
+    looks_for_stops: bool
 
 
 class Answer:
@@ -119,19 +121,19 @@ class Answer:
 
     def _accept(self, token: int) -> None:
         if self._vocabulary.is_end_of_generation(token) and not self._limits.ignore_eos:
-            self._finish("stop", self._text.flush())
+            self._finish("stop", self._text.finish())
             return
         self.tokens.append(token)
         used = len(self.prompt) + len(self.tokens)
         ends = len(self.tokens) == self._limits.max_tokens or used >= self._limits.n_ctx
-        sends_first = not ends and not self._text.has_stops
+        sends_first = not ends and not self._limits.looks_for_stops
         if sends_first:
             self._route.push([token])
         delta = self._text.push(self._vocabulary.token_bytes(token))
-        if self._text.stopped:
+        if self._text.matched is not None:
             self._finish("stop", delta, token)
         elif ends:
-            self._finish("length", delta + self._text.flush(), token)
+            self._finish("length", delta + self._text.finish(), token)
         else:
             self._put(TextDelta(delta, (token,)))
             if not sends_first:
@@ -163,7 +165,7 @@ class Answer:
         self._events.append(event)
         self._wake.set()
 
-    async def events(self) -> AsyncIterator[TextDelta | Finished]:
+    async def events(self) -> AsyncGenerator[TextDelta | Finished, None]:
         """The answer as it is made. Raises the error that broke the route."""
         while True:
             while self._events:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from meshswarm.artifacts.card import ModelCard
@@ -20,7 +20,7 @@ from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import MeshswarmError, NoRouteError, RemoteError, RequestError
+from meshswarm.errors import MeshswarmError, NoRouteError, PeerUnreachableError, RemoteError, RequestError
 from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.models import ModelDirectory, Voice
 from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Started
@@ -77,7 +77,7 @@ class Head:
     async def models(self) -> list[ModelListing]:
         return await self.directory.listings(self._own_records)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""
         prepared = await self._prepare(request)
         session, route = await self._open_route(prepared, request)
@@ -98,7 +98,9 @@ class Head:
                 vocabulary=prepared.voice.vocabulary,
                 sampler=prepared.sampler,
                 text=TextStream(request.stop),
-                limits=Limits(request.max_tokens, session.core.terms.n_ctx, request.ignore_eos),
+                limits=Limits(
+                    request.max_tokens, session.core.terms.n_ctx, request.ignore_eos, bool(request.stop)
+                ),
                 fingerprint=_fingerprint(prepared.card, summary),
             )
             session.listen(answer)
@@ -140,7 +142,7 @@ class Head:
         self, prepared: _Prepared, request: GenerationRequest
     ) -> tuple[RouteSession, tuple[Opened, ...]]:
         """The cheapest route that opens; the next-best whenever a peer refuses or does not answer."""
-        avoid: frozenset[PeerId] = frozenset()
+        avoid = self._dht.unreachable() - {self._endpoint.peer_id}
         failure: MeshswarmError | None = None
         records = prepared.records
         for attempt in range(ROUTE_ATTEMPTS):
@@ -159,7 +161,10 @@ class Head:
                 if error.peer is None:
                     raise
                 failure = error
-                avoid |= {PeerId.parse(error.peer)}
+                peer = PeerId.parse(error.peer)
+                avoid |= {peer}
+                if isinstance(error, PeerUnreachableError):
+                    self._dht.report_unreachable(peer)
         assert failure is not None
         raise failure
 

@@ -119,7 +119,7 @@ class Sampler:
         self._counts: dict[int, int] = {}
         self._bias = dict(params.logit_bias)
         for name, ids in (("logit_bias", self._bias), ("prompt", prompt)):
-            if ids and not (0 <= min(ids) and max(ids) < n_vocab):
+            if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
                 raise RequestError(f"{name} has a token id outside the model's 0 to {n_vocab - 1}", param=name)
 
     @property

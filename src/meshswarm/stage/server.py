@@ -44,6 +44,7 @@ from meshswarm.stage.messages import (
     Row,
     Step,
 )
+from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
 from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
@@ -78,12 +79,16 @@ class SpanServer:
     """Accepts sessions on the endpoint's "session" and "hop" streams and runs them on one engine.
 
     Until `serve` is called every OPEN is refused. `tasks` owns the few background tasks (dialling the next span).
+    `sent` keeps what goes to the next span, for replay and audits.
     """
 
-    def __init__(self, endpoint: Endpoint, tasks: asyncio.TaskGroup, bookkeeper: Bookkeeper) -> None:
+    def __init__(
+        self, endpoint: Endpoint, tasks: asyncio.TaskGroup, bookkeeper: Bookkeeper, sent: SentRows
+    ) -> None:
         self.endpoint = endpoint
         self.tasks = tasks
         self.bookkeeper = bookkeeper
+        self.sent = sent
         self.served: Served | None = None
         self.draining = False
         self.sessions: dict[tuple[PeerId, bytes], _Session] = {}
@@ -227,6 +232,7 @@ class _Session:
         self._hop_out: Stream | None = None
         self._release_hold: Callable[[], None] | None = None
         self._forget_next: Callable[[], None] | None = None
+        self._sent = server.sent.open()
         self._receipt: bytes | None = None
         loop = asyncio.get_running_loop()
         self._opened_s = loop.time()
@@ -347,6 +353,7 @@ class _Session:
             self._hop_out.receive_with(self._on_hop_out_frame, self._on_next_lost)
             self._hop_out.send(encode(Hop(opening.head, opening.session)))
         self._hop_out.send(encode(step))
+        self._server.sent.keep(self._sent, step)
 
     def _send_full_row(self, seq: int) -> None:
         self.core.check_full_row(seq)
@@ -362,6 +369,7 @@ class _Session:
         lasted_s = asyncio.get_running_loop().time() - self._opened_s
         self._receipt = self._server.bookkeeper.offer(self.core, self._served.engine.numclass, lasted_s)
         self._release_slot()
+        self._server.sent.close(self._sent)
         self._tell_head(ReceiptOffer(self._receipt))
 
     def _on_hop_out_frame(self, frame: bytes) -> None:
@@ -408,6 +416,8 @@ class _Session:
         self._server.session_ended.set()
         self._deadline.cancel()
         self._release_slot()
+        if self._receipt is None:
+            self._server.sent.wipe(self._sent)
         counters = self.core.counters
         self._server.rows_total += counters.prefill_rows + counters.decode_rows
         if self._forget_next is not None:
