@@ -36,7 +36,7 @@ CERTIFICATE = hashlib.sha256(b"bob's certificate").digest()
 def client(
     me: Self | None = None, server: PeerId = BOB.peer_id, certificate: bytes = CERTIFICATE, nonce: bytes = b"1" * 32
 ) -> ClientHello:
-    return ClientHello(me or Self(ALICE, SWARM, "alice/1", "192.0.2.2:2"), server, certificate, nonce, 0.0)
+    return ClientHello(me or Self(ALICE, SWARM, "alice/1", "192.0.2.2:2", b"alice-1."), server, certificate, nonce, 0.0)
 
 
 def server(
@@ -46,7 +46,11 @@ def server(
     nonce: bytes = b"2" * 32,
 ) -> ServerHello:
     return ServerHello(
-        me or Self(BOB, SWARM, "bob/1", "192.0.2.1:1"), certificate_key, certificate, lambda count: nonce[:count], 0.0
+        me or Self(BOB, SWARM, "bob/1", "192.0.2.1:1", b"bob-1..."),
+        certificate_key,
+        certificate,
+        lambda count: nonce[:count],
+        0.0,
     )
 
 
@@ -85,8 +89,8 @@ def assert_refused(ends: list[Action], code: CloseCode = CloseCode.HELLO_FAILED)
 def test_right_both_ways_in_four_messages() -> None:
     c, s = client(), server()
     at_client, at_server, wire = converse(c, s)
-    assert at_client == [Established(BOB.peer_id, 1, "bob/1", "192.0.2.1:1")]
-    assert at_server == [Established(ALICE.peer_id, 1, "alice/1", "192.0.2.2:2")]
+    assert at_client == [Established(BOB.peer_id, 1, "bob/1", "192.0.2.1:1", b"bob-1...")]
+    assert at_server == [Established(ALICE.peer_id, 1, "alice/1", "192.0.2.2:2", b"alice-1.")]
     assert len(wire) == 4
     assert c.is_over and s.is_over
     assert c.expire(99.0) == s.expire(99.0) == []

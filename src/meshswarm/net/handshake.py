@@ -1,7 +1,7 @@
 """HELLO: how two peers prove their keys and their swarm before anything else is said. Pure code, no sockets.
 
     1. client: versions, nonce_c, key_c                2. server: version, nonce_s
-    3. client: signature, tag, agent, observed         4. server: the same, as the server
+    3. client: signature, tag, agent, ...              4. server: the same, as the server
 
 Both signatures and tags cover the same fields: both keys, both nonces, the hash of the server's certificate, and the
 hash of messages 1 and 2 exactly as they were sent, so that nobody in between can lower the version. The client shows
@@ -32,6 +32,7 @@ MAX_HELLO_BYTES = 1024
 NONCE_BYTES = 32
 MAX_AGENT_CHARS = 64
 MAX_OBSERVED_CHARS = 64
+INSTANCE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,14 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Established:
     """The other side is `peer`, in our swarm. `agent` is what software it says it is; `observed` is our address as it
-    sees it ("" when it did not say): a claim, to be believed when several agree."""
+    sees it ("" when it did not say): a claim, to be believed when several agree. `instance` is drawn anew whenever a
+    peer starts: connections to an earlier instance of it lead nowhere any more."""
 
     peer: PeerId
     version: int
     agent: str
     observed: str
+    instance: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Self:
     swarm: Swarm
     agent: str
     observed: str = ""
+    instance: bytes = bytes(INSTANCE_BYTES)
     versions: VersionRange = VERSIONS
 
 
@@ -152,6 +156,7 @@ class _Hello:
                 "tag": me.swarm.tag(self._role, fields),
                 "agent": me.agent[:MAX_AGENT_CHARS],
                 "observed": me.observed[:MAX_OBSERVED_CHARS],
+                "instance": me.instance,
             }
         )
 
@@ -160,9 +165,10 @@ class _Hello:
         role = Role.SERVER if self._role is Role.CLIENT else Role.CLIENT
         agent = _text(message, "agent", MAX_AGENT_CHARS)
         observed = _text(message, "observed", MAX_OBSERVED_CHARS)
+        instance = _bytes(message, "instance", INSTANCE_BYTES)
         signed = peer.verify(f"hello-{role}", fields, _bytes(message, "signature", 64))
         tagged = self._me.swarm.has_tag(role, fields, _bytes(message, "tag", 32))
-        return Established(peer, version, agent, observed) if signed and tagged else None
+        return Established(peer, version, agent, observed, instance) if signed and tagged else None
 
 
 class ClientHello(_Hello):

@@ -50,8 +50,8 @@ _PRIVATE_PARTS: dict[str, tuple[str, ...]] = {
         "_ack_delay", "_close_event", "_cryptos", "_flush_builder", "_handshake_confirmed", "_host_cids", "_initialize",
         "_local_max_data", "_local_max_streams_bidi", "_local_max_streams_uni", "_loss", "_max_datagram_size",
         "_network_paths", "_on_connection_limit_delivery", "_on_max_stream_data_delivery", "_packet_number",
-        "_peer_cid", "_spaces", "_spin_bit", "_state", "_streams", "_version", "_write_connection_limits",
-        "_write_stream_limits",
+        "_peer_cid", "_remote_max_streams_bidi", "_spaces", "_spin_bit", "_state", "_streams", "_version",
+        "_write_connection_limits", "_write_stream_limits",
     ),
     "QuicConnection._loss": ("_cc", "_pacer", "_rtt_smoothed", "_rtt_initialized"),
     "QuicStream.receiver": ("_buffer_start", "highest_offset"),
@@ -173,10 +173,20 @@ class PeerConnection(QuicConnection):
     def connection_ids(self) -> list[bytes]:
         return [connection_id.cid for connection_id in self._host_cids]
 
+    def may_open(self, stream_id: int) -> bool:
+        """False while the peer has as many of our streams open as it allows: aioquic would break the protocol when
+        such a stream is reset before it may start."""
+        return stream_id // 4 < self._remote_max_streams_bidi
+
     def unacked_bytes(self, stream_id: int) -> int:
         """Bytes written to a stream that the other side has not acknowledged."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else stream.sender._buffer_stop - stream.sender._buffer_start
+
+    def write_buffer(self, stream_id: int, data: bytes | bytearray | memoryview, end_stream: bool) -> None:
+        """`send_stream_data` for any buffer: aioquic copies it once, into the stream's send buffer."""
+        flat = data if isinstance(data, bytes | bytearray) else memoryview(data).cast("B")
+        self.send_stream_data(stream_id, cast(bytes, flat), end_stream)
 
     # -- TLS
 

@@ -1,0 +1,360 @@
+"""One QUIC connection to one peer, from its first packet to its end: the thin shell around `quic`, `greeting`, `lanes`
+and `upkeep`, which decide.
+
+Datagrams come in from the endpoint and leave through it; one timer wakes the link when something is due. The rule this
+file keeps: no stream exists before HELLO is over, and one small frame leaves in the call that sends it.
+The clock is `time.monotonic`, not the loop's: uvloop's moves in whole milliseconds, too coarse for round-trip times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from dataclasses import replace
+from enum import Enum
+from time import monotonic
+from typing import Any, Protocol
+
+from aioquic.quic import events
+
+from meshswarm.config import Address
+from meshswarm.errors import MeshswarmError, PeerUnreachableError, RemoteProtocolError
+from meshswarm.identity import PeerId
+from meshswarm.net.codes import CloseCode, close_error
+from meshswarm.net.connection import Connection, Hold
+from meshswarm.net.frames import FrameDecoder, frame_header
+from meshswarm.net.greeting import Greeting
+from meshswarm.net.handshake import MAX_HELLO_BYTES, Action, Established, Failed, Self, Send
+from meshswarm.net.lanes import Kinds, Lanes
+from meshswarm.net.liveness import Verdict
+from meshswarm.net.quic import PeerConnection
+from meshswarm.net.stream import Stream
+from meshswarm.net.upkeep import Upkeep
+
+HELLO_STREAM = 0
+MIN_TIMER_S = 0.0005  # whatever is overdue and cannot be done now must not spin the loop
+Datagrams = list[tuple[bytes, Any]]
+
+
+class Phase(Enum):
+    """How far a connection is; the value ends the sentence "was lost while ..."."""
+
+    TLS = "connecting"
+    HELLO = "saying HELLO"
+    OPEN = "connected"
+    OVER = "closing"
+
+
+class LinkOwner(Protocol):
+    """The endpoint, as its links see it."""
+
+    loop: asyncio.AbstractEventLoop
+    kinds: Kinds
+    loopback_window_bytes: int
+
+    def send(self, link: Link, datagrams: Datagrams) -> bool:
+        """False when this machine refused one of them for its size."""
+
+    def established(self, link: Link) -> None: ...
+    def ended(self, link: Link, error: MeshswarmError, last: Datagrams) -> None: ...
+    def id_issued(self, link: Link, connection_id: bytes) -> None: ...
+    def id_retired(self, link: Link, connection_id: bytes) -> None: ...
+
+
+class Link(Connection):
+    """A connection that we dialled to `server`, or that a stranger dialled when `server` is None."""
+
+    def __init__(
+        self, owner: LinkOwner, quic: PeerConnection, me: Self, address: Address, sockaddr: Any, server: PeerId | None
+    ) -> None:
+        super().__init__()
+        self.remote_address = address
+        self.sockaddr = sockaddr
+        self.agent = ""
+        self.instance = b""
+        self.observed = ""
+        """Our own address as the peer sees it, or "" when it did not say."""
+        self.is_dialled_here = server is not None
+        self.phase = Phase.TLS
+        self.connection_ids: set[bytes] = set()
+        """Ids under which the endpoint knows this link."""
+        self.has_heard = False
+        """Anything at all came back."""
+        self.is_deferred = False
+        """The endpoint is handing in datagrams and calls `transmit` afterwards."""
+        self._owner = owner
+        self._quic = quic
+        self._who = f"a client at {address}" if server is None else f"peer {server.short} at {address}"
+        if server is not None:
+            self.peer_id = server
+        self._greeting = Greeting(replace(me, observed=str(address)), server, self._who, os.urandom, monotonic())
+        self._control = FrameDecoder(MAX_HELLO_BYTES)
+        self._upkeep: Upkeep | None = None
+        self._lanes = Lanes(self, quic, owner.kinds, self._flush)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._is_dirty = False  # something waits to be sent
+        self._is_turn_used = False  # something was sent in this turn of the loop: what follows goes together
+
+    # -- what the program sees
+
+    @property
+    def rtt_s(self) -> float | None:
+        return None if self._upkeep is None else self._upkeep.rtt.smoothed_s
+
+    @property
+    def datagram_bytes(self) -> int:
+        """The size of datagrams that the path was seen to carry."""
+        return self._quic.datagram_bytes
+
+    @property
+    def was_open(self) -> bool:
+        """HELLO was over at some time."""
+        return self._upkeep is not None
+
+    @property
+    def is_shown(self) -> bool:
+        """The other side may count on this link."""
+        return self._greeting.is_shown
+
+    @property
+    def is_used(self) -> bool:
+        """Streams are open, or somebody here holds it."""
+        return len(self._lanes) > 0 or (self._upkeep is not None and self._upkeep.liveness.is_held)
+
+    def open_stream(self, kind: str, *, max_frame_bytes: int) -> Stream:
+        if self._lost is not None:
+            return self._lanes.ended(kind, self._lost)
+        assert self._upkeep is not None
+        self._upkeep.used(monotonic())
+        stream = self._lanes.open(kind, max_frame_bytes)
+        self._flush_later()
+        return stream
+
+    async def measure_rtt(self) -> float:
+        if self._lost is not None or self._upkeep is None:
+            raise self._lost or PeerUnreachableError(f"{self._who} is not connected yet", peer=self._peer_text)
+        answer: asyncio.Future[float] = self._owner.loop.create_future()
+        self._upkeep.ping(monotonic(), answer)
+        return await answer
+
+    def hold(self) -> Hold:
+        if self._lost is not None or self._upkeep is None:
+            return Hold(lambda: None)
+        now = monotonic()
+        self._upkeep.liveness.hold(now)
+        self._arm(now)
+        return Hold(self._release)
+
+    def _release(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.liveness.release()
+            self._upkeep.used(monotonic())
+
+    def close(self, reason: str = "") -> None:
+        because = f": {reason}" if reason else ""
+        error = PeerUnreachableError(f"the connection to {self._who} was closed here{because}", peer=self._peer_text)
+        self.end(CloseCode.DONE, error)
+
+    @property
+    def _peer_text(self) -> str | None:
+        return str(self.peer_id) if hasattr(self, "peer_id") else None
+
+    # -- for the endpoint
+
+    def dial(self) -> None:
+        """Send the first packet."""
+        now = monotonic()
+        self._quic.connect(self.sockaddr, now)
+        self.transmit(now)
+
+    def receive(self, data: bytes, sockaddr: Any, now: float) -> None:
+        """Handle one datagram; `transmit` follows after the last of a batch."""
+        self.has_heard = True
+        self._quic.receive_datagram(data, sockaddr, now)
+        self._handle_events(now)
+
+    def transmit(self, now: float) -> None:
+        """Send whatever is due, and set the timer for the rest."""
+        if self.phase is Phase.OVER:
+            return
+        if self._is_dirty:
+            self._is_dirty = False
+            self._quic.ack_now(now)
+        datagrams = self._quic.datagrams_to_send(now)
+        if datagrams and not self._owner.send(self, datagrams) and self._upkeep is not None:
+            self._upkeep.too_large(self._quic.datagram_bytes)
+        self._handle_events(now)
+        self._arm(now)
+
+    def suspect(self) -> None:
+        """The network says that nobody is at the other end; perhaps so, perhaps forged."""
+        if self.phase is Phase.OPEN and self._upkeep is not None:
+            now = monotonic()
+            self._upkeep.liveness.suspect(now)
+            self._arm(now)
+
+    def end(self, code: CloseCode, error: MeshswarmError) -> None:
+        """End the connection from here: `code` goes to the other side, `error` to everybody here."""
+        if self.phase is not Phase.OVER:
+            self._quic.close(error_code=code, frame_type=None)
+            self._over(error, self._quic.datagrams_to_send(monotonic()))
+
+    def _over(self, error: MeshswarmError, last: Datagrams) -> None:
+        self.phase = Phase.OVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._owner.ended(self, error, last)
+        self._lanes.end_all(error)
+        if self._upkeep is not None:
+            self._upkeep.end(error)
+        self._say_lost(error)
+
+    # -- sending: at once when the loop's turn has sent nothing yet, together otherwise
+
+    def _flush(self) -> None:
+        used = self._is_turn_used or self.is_deferred
+        self._flush_later()
+        if not used:
+            self.transmit(monotonic())
+
+    def _flush_later(self) -> None:
+        self._is_dirty = True
+        if not self._is_turn_used and not self.is_deferred:
+            self._is_turn_used = True
+            self._owner.loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_turn_used = False
+        if self._is_dirty:
+            self.transmit(monotonic())
+
+    # -- the timer: it may fire early and is then set again, so that moving a deadline back costs nothing
+
+    def _arm(self, now: float) -> None:
+        if self.phase is Phase.OVER:
+            return
+        at = self._greeting.deadline if self._upkeep is None else self._upkeep.next_at
+        quic_at = self._quic.get_timer()
+        if quic_at is not None and quic_at < at:
+            at = quic_at
+        if self._timer is not None:
+            if at >= self._timer_at:
+                return
+            self._timer.cancel()
+        self._timer_at = at = max(at, now + MIN_TIMER_S)
+        self._timer = self._owner.loop.call_later(at - now, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now = monotonic()
+        self._timer = None
+        quic_at = self._quic.get_timer()
+        if quic_at is not None and quic_at <= now:
+            self._quic.handle_timer(now)
+        if self._upkeep is None:
+            self._act(self._greeting.expire(now), now)
+        elif self._upkeep.check(now) is Verdict.LOST:
+            silence_s = self._upkeep.liveness.pace.lost_s
+            error = PeerUnreachableError(f"{self._who} was silent for {silence_s:g} s", peer=self._peer_text)
+            self.end(CloseCode.DONE, error)
+        elif not self._lanes and self._upkeep.is_idle(now):
+            self.end(CloseCode.IDLE, PeerUnreachableError(f"nobody used {self._who}", peer=self._peer_text))
+        self.transmit(now)
+
+    # -- events
+
+    def _handle_events(self, now: float) -> None:
+        while self.phase is not Phase.OVER and (event := self._quic.next_event()) is not None:
+            if isinstance(event, events.StreamDataReceived):
+                self._receive_stream_data(event.stream_id, event.data, event.end_stream, now)
+            else:
+                self._handle_rare_event(event, now)
+        if self.phase is not Phase.OVER and (close := self._quic.close_event) is not None:
+            self._over(self._remote_close_error(close), [])
+
+    def _handle_rare_event(self, event: events.QuicEvent, now: float) -> None:
+        match event:
+            case events.StreamReset() if event.stream_id == HELLO_STREAM:
+                self._receive_on_hello_stream(b"", True, now)
+            case events.StreamReset():
+                self._lanes.reset(event.stream_id, event.error_code)
+            case events.StopSendingReceived() if event.stream_id == HELLO_STREAM:
+                self._receive_on_hello_stream(b"", True, now)
+            case events.StopSendingReceived():
+                self._lanes.stop(event.stream_id, event.error_code)
+            case events.ConnectionIdIssued():
+                self._owner.id_issued(self, event.connection_id)
+            case events.ConnectionIdRetired():
+                self._owner.id_retired(self, event.connection_id)
+            case events.HandshakeCompleted():
+                self.phase = Phase.HELLO
+                theirs, chain = self._quic.peer_certificates
+                mine = self._quic.configuration.certificate
+                self._act(self._greeting.tls_done(mine, theirs, chain, now), now)
+
+    def _receive_stream_data(self, stream_id: int, data: bytes, end: bool, now: float) -> None:
+        if stream_id == HELLO_STREAM:
+            self._quic.delivered(len(data))
+            self._receive_on_hello_stream(data, end, now)
+        elif self.phase is Phase.OPEN:
+            self._lanes.receive(stream_id, data, end)
+        else:
+            self._act(self._greeting.receive_early(stream_id, data, end), now)
+
+    def _receive_on_hello_stream(self, data: bytes, end: bool, now: float) -> None:
+        for frame in self._control.feed(data):
+            if self.phase is Phase.OPEN and self._upkeep is not None:
+                self._upkeep.receive(frame, now)
+            else:
+                self._act(self._greeting.receive(frame, now), now)
+        if end or self._control.error is not None:
+            code = CloseCode.PROTOCOL if self.phase is Phase.OPEN else CloseCode.HELLO_FAILED
+            self.end(code, RemoteProtocolError(f"{self._who} broke off its HELLO stream", peer=self._peer_text))
+
+    def _remote_close_error(self, event: events.ConnectionTerminated) -> MeshswarmError:
+        if event.frame_type is None:
+            return close_error(event.error_code, self._who, self._peer_text)
+        reason = event.reason_phrase or f"code {event.error_code:#x}"
+        return PeerUnreachableError(f"{self._who} was lost while {self.phase.value}: {reason}", peer=self._peer_text)
+
+    # -- HELLO
+
+    def _act(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case Send(frame):
+                    self._say(frame)
+                case Failed(code, error):
+                    self.end(code, error)
+                case Established():
+                    self._open(action, now)
+
+    def _say(self, frame: bytes) -> None:
+        self._quic.send_stream_data(HELLO_STREAM, frame_header(len(frame)) + frame)
+        self._flush()
+
+    def _open(self, established: Established, now: float) -> None:
+        self.phase = Phase.OPEN
+        self.peer_id = established.peer
+        self.agent, self.observed, self.instance = established.agent, established.observed, established.instance
+        self._who = f"peer {self.peer_id.short} at {self.remote_address}"
+        self._quic.open_window()
+        self._upkeep = Upkeep(
+            self._quic, self.sockaddr[0], self._say, self._send_probe, self._owner.loopback_window_bytes, now
+        )
+        self._upkeep.ping(now)
+        self._arm(now)
+        self._owner.established(self)
+        early, self._greeting.early = self._greeting.early, []
+        for stream_id, data, end in early:
+            if self.phase is Phase.OPEN:
+                self._lanes.receive(stream_id, data, end)
+
+    def _send_probe(self, size: int) -> bool:
+        def on_result(arrived: bool) -> None:
+            if self._upkeep is not None and self.phase is Phase.OPEN:
+                self._upkeep.probe_result(size, arrived, monotonic())
+
+        return self._owner.send(self, self._quic.path_probe(size, monotonic(), on_result))

@@ -1,0 +1,123 @@
+"""What an open connection does when nobody asks: signs of life, round-trip times, and the datagram size of its path.
+
+A thin shell around `liveness`, `pathmtu` and `control`, driven by the link's one timer. The rule this file keeps: a
+connection that rests costs one small exchange every 15 s, one that somebody holds every second, and nothing between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from meshswarm.errors import MeshswarmError
+from meshswarm.net.congestion import INITIAL_WINDOW_DATAGRAMS
+from meshswarm.net.control import Ping, Pong, RttEstimate, unpack
+from meshswarm.net.liveness import Liveness, Verdict
+from meshswarm.net.pathmtu import BLACK_HOLE_LOSSES, LOOPBACK_BYTES, PathMtu, rungs_for
+from meshswarm.net.quic import PeerConnection
+
+IDLE_CLOSE_S = 300.0
+HELD_BY_PEER_S = 20.0  # a peer that holds the connection says so at least every 15 s
+_MAX_PINGS = 64
+
+
+class Upkeep:
+    """The upkeep of one open connection. `say` sends a control frame; `probe(size)` sends a path probe and returns
+    False when this machine refuses that size. `loopback_window_bytes` is what a receiver on this machine can buffer."""
+
+    def __init__(
+        self,
+        quic: PeerConnection,
+        host: str,
+        say: Callable[[bytes], None],
+        probe: Callable[[int], bool],
+        loopback_window_bytes: int,
+        now: float,
+    ) -> None:
+        self.rtt = RttEstimate()
+        self.liveness = Liveness(now)
+        self.mtu = PathMtu(rungs_for(host), now)
+        self._quic = quic
+        self._say = say
+        self._probe = probe
+        self._loopback_window_bytes = loopback_window_bytes
+        self._held_by_peer_at = -math.inf
+        self._used_at = now
+        self._pings: dict[int, tuple[float, asyncio.Future[float] | None]] = {}
+        self._next_token = 0
+
+    @property
+    def next_at(self) -> float:
+        """When `check` should be called next."""
+        probe_at = self.mtu.next_at
+        return self.liveness.next_at if probe_at is None else min(self.liveness.next_at, probe_at)
+
+    def used(self, now: float) -> None:
+        """Somebody here or there used the connection."""
+        self._used_at = now
+
+    def is_idle(self, now: float) -> bool:
+        """Nobody here or there has needed the connection for a long time."""
+        held = self.liveness.is_held or now - self._held_by_peer_at < HELD_BY_PEER_S
+        return not held and now - self._used_at >= IDLE_CLOSE_S
+
+    def check(self, now: float) -> Verdict:
+        """Do what is due. LOST means that the peer is gone."""
+        if (heard := self._quic.last_received_at) is not None:
+            self.liveness.heard(heard)
+        verdict = self.liveness.check(now)
+        if verdict is Verdict.PROBE:
+            self.ping(now)
+        for size in self.mtu.due(now):
+            if not self._probe(size):
+                self.too_large(size)
+        if self._quic.window.large_losses_in_a_row >= BLACK_HOLE_LOSSES:
+            self.mtu.black_hole(now)
+            self._quic.narrow()
+        return verdict
+
+    def ping(self, now: float, answer: asyncio.Future[float] | None = None) -> None:
+        """Ask for a sign of life; the round-trip time goes to `answer`."""
+        self._next_token += 1
+        while len(self._pings) >= _MAX_PINGS:
+            self._pings.pop(next(iter(self._pings)))
+        self._pings[self._next_token] = (now, answer)
+        self._say(Ping(self._next_token, self.liveness.is_held).pack())
+
+    def receive(self, frame: bytes, now: float) -> None:
+        """A control frame from the peer."""
+        match unpack(frame):
+            case Ping(token, held):
+                if held:
+                    self._held_by_peer_at = now
+                self._say(Pong(token).pack())
+            case Pong(token) if token in self._pings:
+                sent_at, answer = self._pings.pop(token)
+                self.rtt.add(now - sent_at)
+                if answer is not None and not answer.done():
+                    answer.set_result(now - sent_at)
+
+    def end(self, error: MeshswarmError) -> None:
+        for _, answer in self._pings.values():
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+        self._pings.clear()
+
+    # -- path
+
+    def probe_result(self, size: int, arrived: bool, now: float) -> None:
+        """What became of a path probe."""
+        if not arrived:
+            self.mtu.missed(size, now)
+        elif self.mtu.arrived(size):
+            on_loopback = size == LOOPBACK_BYTES
+            window = self._loopback_window_bytes if on_loopback else INITIAL_WINDOW_DATAGRAMS * size
+            self._quic.widen(size, window_bytes=window, unpaced=on_loopback)
+
+    def too_large(self, size: int) -> None:
+        """This machine refused to send a datagram of `size` bytes."""
+        before = self.mtu.size
+        self.mtu.too_large(size)
+        if self.mtu.size < before:
+            self._quic.narrow()
