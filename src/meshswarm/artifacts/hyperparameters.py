@@ -53,6 +53,7 @@ def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
     n_layers = numbers.required("block_count", 1, MAX_LAYERS)
     n_ctx_train = numbers.required("context_length", 1, MAX_CONTEXT)
     n_embd = numbers.required("embedding_length", 1, MAX_EMBEDDING)
+    numbers.optional("nextn_predict_layers", 0, n_layers - 1)
     numbers.per_layer("feed_forward_length", n_layers, 0, MAX_FEED_FORWARD)
     n_kv_row = _check_attention(numbers, n_layers, n_embd)
     _check_experts(numbers)
@@ -150,11 +151,22 @@ def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> int:
 
 
 def _check_experts(numbers: _Numbers) -> None:
+    """Experts, those used of them, and their groups fit each other: llama.cpp asserts each of these."""
     n_experts = numbers.optional("expert_count", 0, MAX_EXPERTS) or 0
     n_used = numbers.optional("expert_used_count", 0, MAX_EXPERTS) or 0
+    n_groups = numbers.optional("expert_group_count", 0, MAX_EXPERTS) or 0
+    n_groups_used = numbers.optional("expert_group_used_count", 0, MAX_EXPERTS) or 0
     if n_used > n_experts or (n_experts and not n_used):
         raise numbers.header.fault(
             numbers.key("expert_used_count"), f"is {n_used}, which does not fit {n_experts} experts"
+        )
+    if n_groups and (not n_experts or n_experts % n_groups or (n_groups > 1 and n_groups == n_experts)):
+        raise numbers.header.fault(
+            numbers.key("expert_group_count"), f"is {n_groups}, which does not fit {n_experts} experts"
+        )
+    if n_groups > 1 and not 0 < n_groups_used < n_groups:
+        raise numbers.header.fault(
+            numbers.key("expert_group_used_count"), f"is {n_groups_used}, which does not fit {n_groups} groups"
         )
 
 

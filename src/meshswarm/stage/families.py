@@ -26,6 +26,7 @@ class Family:
     capture_node: str  # the residual after layer {layer}, before the final norm: float32 [n_rows, n_embd]
     inject_node: str  # carries the token embeddings into layer 0: overwritten with received rows
     per_layer_keys: frozenset[str]  # metadata (without the architecture's prefix) that may hold one item per layer
+    common_keys: frozenset[str]  # metadata that means the same in every span; a model with any other is not split
     shared_tensors: frozenset[str]  # tensors outside the layers that every span keeps whole
 
     def capture_name(self, layer: int) -> str:
@@ -39,6 +40,27 @@ _ROWS = (
         capture_node="l_out-{layer}",
         inject_node="embd",
         per_layer_keys=frozenset({"attention.head_count", "attention.head_count_kv", "feed_forward_length"}),
+        common_keys=frozenset(
+            {
+                "block_count",
+                "context_length",
+                "embedding_length",
+                "vocab_size",
+                "attention.key_length",
+                "attention.value_length",
+                "attention.layer_norm_rms_epsilon",
+                "expert_count",
+                "expert_used_count",
+                "rope.dimension_count",
+                "rope.freq_base",
+                "rope.scale_linear",
+                "rope.scaling.attn_factor",
+                "rope.scaling.factor",
+                "rope.scaling.finetuned",
+                "rope.scaling.original_context_length",
+                "rope.scaling.type",
+            }
+        ),
         shared_tensors=frozenset(
             {"output_norm.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
         ),

@@ -107,10 +107,15 @@ def _write_metadata(
 def _copy_hyperparameter(
     writer: HeaderWriter, header: GgufHeader, entry: Entry, family: Family, span: Span, pad_layers: int
 ) -> None:
-    if entry.is_array and entry.key.removeprefix(family.architecture + ".") in family.per_layer_keys:
+    name = entry.key.removeprefix(family.architecture + ".")
+    if entry.is_array and name in family.per_layer_keys:
         writer.copy_items(header, entry, span.start, span.stop + pad_layers)
-    else:
+    elif name in family.per_layer_keys or name in family.common_keys:
         writer.copy(header, entry)
+    else:
+        raise IllegalCutError(
+            f"{header.source} cannot be split: no test has proved what its setting {entry.key} means to a part of it"
+        )
 
 
 def _pieces(
@@ -132,7 +137,7 @@ def _pieces(
             pieces.append(_copied(header, tensor, tensor.name))
         else:
             raise IllegalCutError(
-                f"{header.source} cannot be split: nobody has proved which spans need its tensor {tensor.name}"
+                f"{header.source} cannot be split: no test has proved which spans need its tensor {tensor.name}"
             )
     last_prefix = f"blk.{span.stop - 1}."
     for pad in range(pad_layers):
