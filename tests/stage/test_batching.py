@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshswarm.stage.batching import SHORT_ROWS, Backlog, Shape, Waiting
+from meshswarm.stage.engine_jobs import MAX_OUTPUTS
+from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
+
+STEP = Shape(n_rows=1, profile=Profile.FAST, takes_hidden=True, stop_layer=10)
+CHUNK = replace(STEP, n_rows=128)
+
+
+def backlog(*jobs: tuple[int, Shape, str], max_rows: int = 512, n_outputs: int = 0) -> Backlog[str]:
+    queues: Backlog[str] = Backlog(max_rows)
+    for slot, shape, item in jobs:
+        queues.add(Waiting(slot, shape, n_outputs, item))
+    return queues
+
+
+def turns(queues: Backlog[str]) -> list[str]:
+    """All turns until nothing waits, the items of a turn joined."""
+    taken = []
+    while queues:
+        taken.append("".join(queues.next_turn()))
+    return taken
+
+
+def test_nothing_waits_at_first() -> None:
+    assert not backlog()
+    assert backlog().next_turn() == []
+
+
+def test_decode_steps_of_neighbouring_slots_go_together_by_rising_slot() -> None:
+    assert turns(backlog((2, STEP, "c"), (0, STEP, "a"), (1, STEP, "b"))) == ["abc"]
+
+
+def test_a_gap_between_slots_splits_the_turn() -> None:
+    assert turns(backlog((0, STEP, "a"), (2, STEP, "c"), (3, STEP, "d"))) == ["a", "cd"]
+
+
+def test_jobs_of_one_slot_keep_their_order_and_never_share_a_turn() -> None:
+    assert turns(backlog((0, STEP, "1"), (0, STEP, "2"), (0, CHUNK, "3"), (0, STEP, "4"))) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(STEP, n_rows=2),
+        replace(STEP, profile=Profile.EXACT),
+        replace(STEP, stop_layer=9),
+        replace(STEP, takes_hidden=False),
+    ],
+)
+def test_only_equal_jobs_share_a_turn(other: Shape) -> None:
+    assert turns(backlog((0, STEP, "a"), (1, other, "b"))) == ["a", "b"]
+
+
+def test_prefill_chunks_go_one_at_a_time_between_the_decode_steps() -> None:
+    queues = backlog((0, STEP, "a"), (1, CHUNK, "P"), (2, CHUNK, "Q"))
+    taken = []
+    for _ in range(6):
+        taken += queues.next_turn()
+        queues.add(Waiting(0, STEP, 0, "a")) if taken[-1] == "a" else None
+        queues.add(Waiting(1, CHUNK, 0, "P")) if taken[-1] == "P" else None
+        queues.add(Waiting(2, CHUNK, 0, "Q")) if taken[-1] == "Q" else None
+    assert "".join(taken) == "aPaQaP"
+
+
+def test_every_waiting_step_is_served_between_two_prefill_chunks() -> None:
+    queues = backlog((0, STEP, "a"), (2, STEP, "c"), (4, CHUNK, "P"), (4, CHUNK, "Q"))
+    assert turns(queues) == ["a", "c", "P", "Q"]
+    queues = backlog((4, CHUNK, "P"), (4, CHUNK, "Q"))
+    queues.add(Waiting(0, STEP, 0, "a"))
+    assert queues.next_turn() == ["a"]
+    queues.add(Waiting(0, STEP, 0, "b"))
+    queues.add(Waiting(2, STEP, 0, "c"))
+    assert turns(queues) == ["c", "P", "b", "Q"]
+
+
+def test_an_exact_turn_keeps_to_the_rows_its_promise_allows() -> None:
+    shape = replace(STEP, n_rows=2, profile=Profile.EXACT)
+    queues = backlog(*((slot, shape, "x") for slot in range(30)))
+    assert [len(turn) for turn in turns(queues)] == [EXACT_MAX_ROWS // 2, 30 - EXACT_MAX_ROWS // 2]
+
+
+def test_a_turn_has_at_most_the_engines_rows() -> None:
+    queues = backlog(*((slot, replace(STEP, n_rows=4), "x") for slot in range(8)), max_rows=12)
+    assert [len(turn) for turn in turns(queues)] == [3, 3, 2]
+
+
+def test_a_turn_has_a_bounded_number_of_outputs() -> None:
+    queues = backlog(*((slot, replace(STEP, n_rows=16), "x") for slot in range(8)), n_outputs=16)
+    assert [len(turn) for turn in turns(queues)] == [MAX_OUTPUTS // 16] * 2
+
+
+def test_a_dropped_slot_gives_back_what_waited_in_it() -> None:
+    queues = backlog((0, STEP, "a"), (1, STEP, "b"), (1, STEP, "c"))
+    assert queues.drop(1) == ["b", "c"]
+    assert queues.drop(1) == []
+    assert turns(queues) == ["a"]
+
+
+SHAPES = st.builds(
+    Shape, st.sampled_from([1, 2, SHORT_ROWS, 48]), st.sampled_from(Profile), st.booleans(), st.sampled_from([5, 10])
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), SHAPES), max_size=60))
+def test_every_job_is_served_once_in_its_slots_order(jobs: list[tuple[int, Shape]]) -> None:
+    queues: Backlog[tuple[int, int, Shape]] = Backlog(64)
+    for number, (slot, shape) in enumerate(jobs):
+        queues.add(Waiting(slot, shape, 0, (slot, number, shape)))
+    served = []
+    while queues:
+        turn = queues.next_turn()
+        slots = [slot for slot, _, _ in turn]
+        assert slots == list(range(slots[0], slots[0] + len(slots)))
+        assert len({shape for _, _, shape in turn}) == 1
+        assert sum(shape.n_rows for _, _, shape in turn) <= 64
+        served += turn
+    assert sorted(number for _, number, _ in served) == list(range(len(jobs)))
+    for slot in range(8):
+        numbers = [number for other, number, _ in served if other == slot]
+        assert numbers == sorted(numbers)
+
+
+@given(st.lists(st.sampled_from([STEP, CHUNK]), min_size=2, max_size=8))
+def test_nobody_starves(shapes: list[Shape]) -> None:
+    """Sessions that always have the next job ready: everybody is served while each prefill has had one chunk."""
+    round_turns = shapes.count(STEP) + 1
+    queues: Backlog[int] = Backlog(512)
+    for slot, shape in enumerate(shapes):
+        queues.add(Waiting(slot, shape, 0, slot))
+    waits = dict.fromkeys(range(len(shapes)), 0)
+    for _ in range(60):
+        turn = queues.next_turn()
+        for slot in waits:
+            waits[slot] = 0 if slot in turn else waits[slot] + 1
+            assert waits[slot] <= round_turns * max(1, shapes.count(CHUNK))
+        for slot in turn:
+            queues.add(Waiting(slot, shapes[slot], 0, slot))
