@@ -35,8 +35,7 @@ TOKEN_BYTES = 16
 MAX_CONTACTS = 160  # 20 for each of 8 keys
 MAX_FIND_RECORDS = 512  # 64 for each of 8 keys
 MAX_QUESTION_BYTES = 128 * 1024
-MAX_ANSWER_BYTES = 640 * 1024
-RECORDS_BUDGET_BYTES = 560 * 1024  # of an answer; what is left is for contacts and framing
+MAX_ANSWER_BYTES = 640 * 1024  # all of these at their largest
 
 
 class StoreStatus(IntEnum):

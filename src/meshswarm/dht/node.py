@@ -195,7 +195,7 @@ class Dht:
     # -- inside
 
     def _sender(self) -> Sender:
-        return Sender(self._server, tuple(self._endpoint.advertised))
+        return Sender(self._server, tuple(self._endpoint.addresses))
 
     def _answerer(self, kind: str) -> Callable[[PeerId, bytes], Awaitable[bytes]]:
         async def answer(peer: PeerId, question: bytes) -> bytes:

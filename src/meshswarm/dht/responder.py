@@ -70,14 +70,7 @@ class Responder:
 
     def _records(self, keys: Iterable[bytes], now: float) -> list[bytes]:
         found = {record.wire: None for key in keys for record in self._store.get(key, now)}
-        chosen: list[bytes] = []
-        size = 0
-        for data in found:
-            size += len(data) + 3
-            if size > messages.RECORDS_BUDGET_BYTES or len(chosen) >= messages.MAX_FIND_RECORDS:
-                break
-            chosen.append(data)
-        return chosen
+        return list(found)[: messages.MAX_FIND_RECORDS]
 
     def _store_records(self, peer: PeerId, data: bytes, own: Sender, now: float) -> tuple[Sender, bytes]:
         question = messages.decode_store(data)

@@ -85,7 +85,7 @@ class Upkeep:
             for ping in pending:
                 ping.cancel()
                 contact = pings[ping]
-                self.do_later(contact.peer, partial(self._meet, contact))
+                self.do_later(("meet", contact.peer), partial(self._meet, contact))
         return len(self._core.table)
 
     async def look_around(self) -> None:
@@ -100,7 +100,7 @@ class Upkeep:
     def greet(self, newcomer: Contact) -> None:
         """A peer is new in the table."""
         self._remember(newcomer)
-        self.do_later(newcomer.peer, partial(self._announcer.introduce, newcomer))
+        self.do_later(("introduce", newcomer.peer), partial(self._announcer.introduce, newcomer))
 
     def do_later(self, what: object, errand: Errand) -> None:
         """Runs `errand` in the background, once, however often `what` is asked for before."""

@@ -1,0 +1,142 @@
+"""Questions and answers: what is sent is what is read, and anything else is refused."""
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshswarm.config import Address
+from meshswarm.dht import messages, wire
+from meshswarm.dht.contact import Contact, merge_addresses
+from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
+from meshswarm.dht.wire import WireError
+from meshswarm.identity import PeerId
+
+addresses = st.lists(
+    st.builds(Address, st.just("10.1.2.3") | st.just("2001:db8::7"), st.integers(1, 65535)), max_size=8
+).map(tuple)
+senders = st.builds(Sender, st.booleans(), addresses)
+keys = st.binary(min_size=20, max_size=20)
+peers = st.binary(min_size=32, max_size=32).map(PeerId)
+contacts = st.builds(Contact, peers, addresses.filter(bool))
+
+DECODERS = [
+    messages.decode_ping,
+    messages.decode_find,
+    messages.decode_found,
+    messages.decode_store,
+    messages.decode_stored,
+]
+
+
+@given(senders)
+def test_pings(sender: Sender) -> None:
+    assert messages.decode_ping(messages.encode_ping(sender)) == sender
+
+
+@given(st.builds(FindQuestion, senders, st.lists(keys, min_size=1, max_size=8).map(tuple), st.booleans()))
+def test_finds(question: FindQuestion) -> None:
+    assert messages.decode_find(messages.encode_find(question)) == question
+
+
+@given(
+    st.builds(
+        FindAnswer,
+        senders,
+        st.binary(max_size=64),
+        st.lists(contacts, max_size=20).map(tuple),
+        st.lists(st.binary(max_size=1024), max_size=10).map(tuple),
+    )
+)
+def test_found(answer: FindAnswer) -> None:
+    assert messages.decode_found(messages.encode_found(answer)) == answer
+
+
+@given(
+    st.builds(
+        StoreQuestion,
+        senders,
+        st.binary(max_size=64),
+        st.lists(
+            st.tuples(st.binary(max_size=1024), st.lists(keys, min_size=1, max_size=5).map(tuple)),
+            min_size=1,
+            max_size=8,
+        ).map(tuple),
+    )
+)
+def test_stores(question: StoreQuestion) -> None:
+    assert messages.decode_store(messages.encode_store(question)) == question
+
+
+@given(
+    st.builds(
+        StoreAnswer,
+        senders,
+        st.lists(st.lists(st.sampled_from(StoreStatus), max_size=8).map(tuple), max_size=8).map(tuple),
+    )
+)
+def test_stored(answer: StoreAnswer) -> None:
+    assert messages.decode_stored(messages.encode_stored(answer)) == answer
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(data=st.binary(max_size=400))
+def test_garbage_is_refused_in_good_order(decode: Callable[[bytes], object], data: bytes) -> None:
+    with contextlib.suppress(WireError):
+        decode(data)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+        lambda inner: st.lists(inner, max_size=6),
+        max_leaves=20,
+    )
+)
+def test_any_shape_is_read_or_refused(decode: Callable[[bytes], object], value: object) -> None:
+    with contextlib.suppress(WireError):
+        decode(wire.pack([1, True, [], value, value, value]))
+
+
+def test_the_largest_messages_fit_their_limits() -> None:
+    sender = Sender(True, tuple(Address("2001:db8::7", 60000 + n) for n in range(8)))
+    item = (bytes(1024), tuple(bytes([n]) * 20 for n in range(messages.MAX_KEYS_OF_RECORD)))
+    question = messages.encode_store(StoreQuestion(sender, bytes(16), (item,) * messages.MAX_STORE_ITEMS))
+    assert messages.decode_store(question).items[0] == item
+    crowd = tuple(Contact(PeerId(n.to_bytes(32)), sender.addresses) for n in range(messages.MAX_CONTACTS))
+    records = (bytes(1024),) * messages.MAX_FIND_RECORDS
+    answer = messages.encode_found(FindAnswer(sender, bytes(16), crowd, records))
+    assert len(messages.decode_found(answer).contacts) == messages.MAX_CONTACTS
+
+
+def test_more_than_the_limits_is_refused() -> None:
+    sender = [1, True, []]
+    too_many_keys = wire.pack([*sender, [bytes(20)] * 9, True])
+    no_key = wire.pack([*sender, [], True])
+    crowd = wire.pack([*sender, b"", [[bytes(32), [[b"\x01\x01\x01\x01", 1]]]] * 161, []])
+    large_record = wire.pack([*sender, b"", [[bytes(1025), [bytes(20)]]]])
+    other_version = wire.pack([2, True, [], [bytes(20)], True])
+    for decode, data in (
+        (messages.decode_find, too_many_keys),
+        (messages.decode_find, no_key),
+        (messages.decode_found, crowd),
+        (messages.decode_store, large_record),
+        (messages.decode_find, other_version),
+        (messages.decode_stored, wire.pack([*sender, [[99]]])),
+    ):
+        with pytest.raises(WireError):
+            decode(data)
+
+
+def test_a_contact_without_an_address_is_refused() -> None:
+    with pytest.raises(WireError):
+        Contact.unpack([bytes(32), []])
+
+
+def test_addresses_are_merged_in_order_and_bounded() -> None:
+    one, two = Address("10.0.0.1", 1), Address("10.0.0.2", 2)
+    assert merge_addresses((one,), (two, one)) == (one, two)
+    assert len(merge_addresses(Address("10.0.0.1", port) for port in range(1, 20))) == 8

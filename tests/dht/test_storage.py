@@ -1,0 +1,164 @@
+"""The store: verified, under its own keys, one of each author, and never more than its limits."""
+
+from collections.abc import Callable
+
+import pytest
+
+from meshswarm.dht.keys import Topics
+from meshswarm.dht.messages import StoreStatus
+from meshswarm.dht.signed import RecordKind, SignedRecord
+from meshswarm.dht.storage import MAX_PER_AUTHOR_AND_KEY, MAX_PER_KEY, RecordStore
+from meshswarm.identity import Identity
+
+MODEL = bytes(range(32))
+MakeRecord = Callable[..., SignedRecord]
+
+
+@pytest.fixture
+def store(topics: Topics) -> RecordStore:
+    return RecordStore(topics)
+
+
+@pytest.fixture
+def key(topics: Topics) -> bytes:
+    return topics.block(MODEL, 0)
+
+
+def test_a_record_is_found_under_each_of_its_keys(
+    store: RecordStore, topics: Topics, make_record: MakeRecord, now: float
+) -> None:
+    record = make_record(span="3:9")
+    keys = topics.of_record(record)
+    assert store.put(record, keys, now) == [StoreStatus.STORED] * 3
+    assert all(store.get(each, now) == [record] for each in keys)
+    assert store.get(topics.block(MODEL, 3), now) == []
+
+
+def test_it_is_refused_under_any_other_key(
+    store: RecordStore, topics: Topics, make_record: MakeRecord, now: float
+) -> None:
+    foreign = [topics.block(MODEL, 9), topics.models, bytes(20), topics.block(bytes(32), 0)]
+    assert store.put(make_record(), foreign, now) == [StoreStatus.INVALID] * 4
+    assert len(store) == 0
+
+
+def test_many_authors_share_a_key_and_none_overwrites_another(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    records = [make_record(number, seq=100 - number) for number in range(1, 9)]
+    for record in records:
+        assert store.put(record, [key], now) == [StoreStatus.STORED]
+    assert store.get(key, now) == records
+
+
+def test_numbers_only_rise(store: RecordStore, key: bytes, make_record: MakeRecord, now: float) -> None:
+    old, new = make_record(seq=1), make_record(seq=2, span="0:20")
+    store.put(new, [key], now)
+    assert store.put(old, [key], now) == [StoreStatus.STALE]
+    assert store.put(new, [key], now) == [StoreStatus.STORED]
+    assert store.get(key, now) == [new]
+
+
+def test_a_tombstone_stays_and_keeps_older_copies_out(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    store.put(make_record(seq=1), [key], now)
+    gone = make_record(seq=2, body=b"")
+    assert store.put(gone, [key], now) == [StoreStatus.STORED]
+    assert store.put(make_record(seq=1), [key], now) == [StoreStatus.STALE]
+    assert store.get(key, now) == [gone]
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"life_s": 0}, StoreStatus.EXPIRED),
+        ({"life_s": -10}, StoreStatus.EXPIRED),
+        ({"life_s": 4000}, StoreStatus.TOO_LONG),
+        ({"scope": bytes(16)}, StoreStatus.INVALID),
+    ],
+)
+def test_what_is_dead_immortal_or_of_another_swarm_is_refused(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float, change: dict[str, object], status: StoreStatus
+) -> None:
+    assert store.put(make_record(**change), [key], now) == [status]
+    assert len(store) == 0
+
+
+def test_a_forged_record_is_refused(store: RecordStore, key: bytes, make_record: MakeRecord, now: float) -> None:
+    good = make_record()
+    at = good.wire.index(good.body)
+    forged = SignedRecord.decode(good.wire[: at + 20] + bytes([good.wire[at + 20] ^ 1]) + good.wire[at + 21 :])
+    assert store.put(forged, [key], now) == [StoreStatus.INVALID]
+    store.put(good, [key], now)
+    assert store.put(forged, [key], now) == [StoreStatus.INVALID]
+    assert store.get(key, now) == [good]
+
+
+def test_what_has_ended_is_neither_given_out_nor_kept(
+    store: RecordStore, topics: Topics, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    store.put(make_record(1, life_s=10), topics.of_record(make_record(1)), now)
+    store.put(make_record(2, life_s=100), [key], now)
+    assert len(store) == 4
+    assert [record.seq for record in store.get(key, now + 11)] == [1]
+    store.expire(now + 11)
+    assert len(store) == 1
+    store.expire(now + 101)
+    assert len(store) == 0
+    assert store.all(now) == []
+
+
+def test_a_full_key_keeps_what_it_has_and_lets_its_authors_renew(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    for number in range(MAX_PER_KEY):
+        store.put(make_record(number), [key], now)
+    assert store.put(make_record(999), [key], now) == [StoreStatus.FULL]
+    assert store.put(make_record(5, seq=2), [key], now) == [StoreStatus.STORED]
+    assert len(store.get(key, now)) == MAX_PER_KEY
+
+
+def test_a_full_key_takes_newcomers_when_somebody_has_ended(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    store.put(make_record(0, life_s=5), [key], now)
+    for number in range(1, MAX_PER_KEY):
+        store.put(make_record(number), [key], now)
+    assert store.put(make_record(999), [key], now + 6) == [StoreStatus.STORED]
+
+
+def card(identity: Identity, topics: Topics, subject: bytes, now: float) -> SignedRecord:
+    return SignedRecord.sign(
+        identity,
+        RecordKind.CARD,
+        scope=topics.scope,
+        subject=subject,
+        seq=1,
+        expires_ms=int(now * 1000) + 1000,
+        body=b"card",
+    )
+
+
+def test_one_author_cannot_fill_the_list_of_models(
+    store: RecordStore, topics: Topics, identity: Callable[[int], Identity], now: float
+) -> None:
+    statuses = [
+        store.put(card(identity(1), topics, bytes([number]) * 32, now), [topics.models], now)[0]
+        for number in range(MAX_PER_AUTHOR_AND_KEY + 5)
+    ]
+    assert statuses.count(StoreStatus.STORED) == MAX_PER_AUTHOR_AND_KEY
+    assert statuses[-5:] == [StoreStatus.FULL] * 5
+
+
+def test_a_model_that_everybody_holds_does_not_crowd_out_a_rare_one(
+    store: RecordStore, topics: Topics, identity: Callable[[int], Identity], now: float
+) -> None:
+    for number in range(MAX_PER_KEY):
+        store.put(card(identity(number), topics, b"c" * 32, now), [topics.models], now)
+    rare = card(identity(500), topics, b"r" * 32, now)
+    assert store.put(rare, [topics.models], now) == [StoreStatus.STORED]
+    assert store.put(card(identity(501), topics, b"r" * 32, now), [topics.models], now) == [StoreStatus.FULL]
+    kept = store.get(topics.models, now)
+    assert rare in kept
+    assert len(kept) == MAX_PER_KEY
