@@ -32,8 +32,10 @@ class GgufRecipe:
     added]. `tweak`: what the header says instead of the truth ("magic", "version", "n_tensors", "n_entries").
     """
 
-    def __init__(self, n_layers: int = 4, n_embd: int = 64, *, tied: bool = True, rope_freqs: bool = False) -> None:
-        letters = [chr(c) for c in range(ord("!"), ord("!") + 32)]
+    def __init__(
+        self, n_layers: int = 4, n_embd: int = 64, n_vocab: int = 32, *, tied: bool = True, rope_freqs: bool = False
+    ) -> None:
+        letters = [chr(c) for c in range(ord("!"), ord("!") + n_vocab)]
         self.tweak: dict[str, Any] = {}
         self.alignment = 32
         self.entries: dict[str, tuple[Any, ...]] = {

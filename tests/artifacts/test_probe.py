@@ -1,0 +1,93 @@
+"""The first load: good files pass; a file that crashes, fails or hangs llama.cpp takes only a child with it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshswarm.artifacts import probe as probe_module
+from meshswarm.artifacts.probe import engine_build, probe
+from meshswarm.errors import ArtifactError
+
+
+def test_a_tiny_model_passes(tmp_path: Path, gguf_recipe: Any) -> None:
+    probe(gguf_recipe().write(tmp_path / "tiny.gguf"))
+
+
+def test_a_vocabulary_alone_passes(tmp_path: Path, smollm2: Path) -> None:
+    probe(smollm2, vocab_only=True)
+
+
+def test_a_file_that_aborts_llama_cpp_is_refused_with_its_last_words(tmp_path: Path, gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    recipe.entries["llama.block_count"] = (4, 10**6)
+    with pytest.raises(ArtifactError, match=r"bad\.gguf is refused: llama\.cpp was killed by signal 6 .*GGML_ASSERT"):
+        probe(recipe.write(tmp_path / "bad.gguf"))
+
+
+def test_a_file_that_does_not_load_is_refused_with_the_reason(tmp_path: Path, gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    recipe.tensors = [tensor for tensor in recipe.tensors if tensor[0] != "blk.1.attn_q.weight"]
+    with pytest.raises(ArtifactError, match=r"could not load it: .*blk\.1\.attn_q\.weight"):
+        probe(recipe.write(tmp_path / "bad.gguf"))
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path, gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    path = tmp_path / "nan.gguf"
+    data = bytearray(recipe.file())
+    data[-4:] = b"\0\0\xc0\x7f"
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="could not load it"):
+        probe(path)
+
+
+def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, gguf_recipe: Any) -> None:
+    with pytest.raises(ArtifactError, match=r"did not load it within 0\.0 s"):
+        probe(gguf_recipe().write(tmp_path / "slow.gguf"), wall_limit_s=0.01)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
+def test_the_child_has_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter in the child's place tells the limits that were asked for."""
+    spy = tmp_path / "python"
+    spy.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\nexit 3\n')
+    spy.chmod(spy.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(spy))
+    model = tmp_path / "m.gguf"
+    model.write_bytes(bytes(1000))
+    with pytest.raises(ArtifactError, match="it said nothing"):
+        probe(model)
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[asked.index("--memory") + 1] == str((8 << 30) + 3000)
+    assert int(asked[asked.index("--seconds") + 1]) == 61
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_child_lowers_its_limits() -> None:
+    script = (
+        "import meshswarm.artifacts.probe_child as child\n"
+        "child._limit_resources(5 << 30, 77)\n"
+        "print(open('/proc/self/limits').read())\n"
+    )
+    with os.popen(f'{sys.executable} -c "{script}"') as limits:
+        rows = {line[:26].strip(): line[26:].split() for line in limits}
+    assert rows["Max address space"][:2] == [str(5 << 30)] * 2
+    assert rows["Max cpu time"][:2] == ["77", "77"]
+    assert rows["Max core file size"][:2] == ["0", "0"]
+    assert rows["Max file size"][:2] == ["0", "0"]
+
+
+def test_the_build_names_the_installed_library() -> None:
+    assert engine_build().startswith("0.3.")
+    assert engine_build().count("-") == 1
+
+
+def test_what_the_child_says_is_made_printable() -> None:
+    assert probe_module._last_line(b"first\n\x1b[2Jlast\xff\n\n") == "?[2Jlast\N{REPLACEMENT CHARACTER}"
+    assert len(probe_module._last_line(b"x" * 100_000)) == 300
