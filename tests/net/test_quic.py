@@ -9,7 +9,7 @@ from tests.net.wires import CLIENT_ADDRESS, SERVER_ADDRESS, Wire
 
 from meshswarm.identity import Identity
 from meshswarm.net.congestion import INITIAL_WINDOW_DATAGRAMS
-from meshswarm.net.quic import CONNECTION_WINDOW_BYTES, STRANGER_WINDOW_BYTES
+from meshswarm.net.quic import ACK_DELAY_S, CONNECTION_WINDOW_BYTES, STRANGER_WINDOW_BYTES
 
 ALICE = Identity.from_seed(b"a" * 32)
 BOB = Identity.from_seed(b"b" * 32)
@@ -61,19 +61,32 @@ def test_a_prefill_warms_the_hop() -> None:
     assert send(wire, 120_000) < 0.04
 
 
-def test_acknowledgements_ride_on_answers() -> None:
-    """A ping-pong of small messages costs one datagram each way, none for acknowledgements alone."""
+def test_an_answer_is_not_slowed_down_by_acknowledgements_and_they_follow_soon() -> None:
+    """A question and its answer are one small datagram each; the ACKs of both leave 2 ms later, by themselves."""
     wire = connected(delay_s=0.0001)
     send(wire, 100)
+    wire.rest(0.5)
     wire.sizes.clear()
-    expected = {0: 0, 1: 100}
-    for _ in range(50):
-        for sender, receiver in ((wire.client, 1), (wire.server, 0)):
-            sender.ack_now(wire.now)
-            sender.send_stream_data(0, bytes(100))
-            expected[receiver] += 100
-            assert wire.run(lambda: all(len(wire.received(side)) == size for side, size in expected.items()))
-    assert len(wire.sizes) <= 102
+    wire.client.send_stream_data(0, bytes(100))
+    assert wire.run(lambda: len(wire.received(1)) == 200)
+    wire.server.send_stream_data(0, bytes(100))
+    assert wire.run(lambda: len(wire.received(0)) == 100)
+    assert [size < 160 for size in wire.sizes] == [True, True]
+    started = wire.now
+    assert wire.run(lambda: wire.client.unacked_bytes(0) == wire.server.unacked_bytes(0) == 0)
+    assert wire.now - started == pytest.approx(ACK_DELAY_S, abs=0.0005)
+    assert len(wire.sizes) == 4
+
+
+def test_the_fourth_packet_in_a_row_is_acknowledged_at_once() -> None:
+    wire = connected(delay_s=0.0001)
+    send(wire, 100)
+    wire.rest(0.5)
+    for count in range(1, 5):
+        send(wire, 100)
+        timer = wire.server.get_timer()
+        assert timer is not None
+        assert (timer <= wire.now) == (count == 4)
 
 
 def test_bulk_arrives_whole_over_a_lossy_path() -> None:

@@ -179,9 +179,7 @@ class Link(Connection):
         """Send whatever is due, and set the timer for the rest."""
         if self.phase is Phase.OVER:
             return
-        if self._is_dirty:
-            self._is_dirty = False
-            self._quic.ack_now(now)
+        self._is_dirty = False
         datagrams = self._quic.datagrams_to_send(now)
         if datagrams and not self._owner.send(self, datagrams) and self._upkeep is not None:
             self._upkeep.too_large(self._quic.datagram_bytes)

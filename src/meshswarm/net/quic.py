@@ -2,7 +2,7 @@
 
 What aioquic does not offer and peers need: the server asks for the client's certificate; the datagram size changes with
 the path (aioquic pads its first packet to the configured size and never probes); windows follow what was *delivered*,
-so that a peer cannot make us hold more than a fixed amount (aioquic doubles them for ever); ACKs ride on data.
+so that a peer cannot make us hold more than a fixed amount (aioquic doubles them for ever); ACKs are batched.
 The rule this file keeps: every private name it uses is listed in `_PRIVATE_PARTS` and looked for at import, so a
 release that moved one is refused with a sentence instead of failing in the middle of a conversation.
 No sockets and no clock: `now` comes in, datagrams go out.
@@ -42,7 +42,7 @@ CONNECTION_WINDOW_BYTES = 24 * 1024 * 1024
 STRANGER_WINDOW_BYTES = 64 * 1024  # before HELLO is over
 MAX_STREAMS = 128  # aioquic's own limit of streams that a peer may have open at once
 ACK_EVERY_PACKETS = 4
-ACK_DELAY_S = 0.008  # below the 25 ms that aioquic announces, above one span's compute on a small model
+ACK_DELAY_S = 0.002  # an ACK costs its receiver as much as a small message: it leaves while a span computes
 IDLE_TIMEOUT_S = 60.0  # a backstop: liveness decides long before
 
 _PRIVATE_PARTS: dict[str, tuple[str, ...]] = {
@@ -246,7 +246,7 @@ class PeerConnection(QuicConnection):
             buffer.push_uint_var(stream.max_stream_data_local)
             stream.max_stream_data_local_sent = stream.max_stream_data_local
 
-    # -- acknowledgements: every few packets, at once when something is missing, or on the back of data
+    # -- acknowledgements: every few packets and at once when something is missing, never on the back of an answer
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         space = self._space
@@ -256,12 +256,7 @@ class PeerConnection(QuicConnection):
         if space is not None and space.ack_at is not None:
             self._packets_to_ack += 1
             if self._packets_to_ack >= ACK_EVERY_PACKETS or len(space.ack_queue) > 1:
-                self.ack_now(now)
-
-    def ack_now(self, now: float) -> None:
-        """Let an ACK that is waiting leave with the next packet (call before sending data: it rides for free)."""
-        if self._space is not None and self._space.ack_at is not None:
-            self._space.ack_at = now - 1e-9  # aioquic paces packets whose ACK is due at this very instant
+                space.ack_at = now - 1e-9  # aioquic paces packets whose ACK is due at this very instant
 
     # -- path
 
