@@ -23,6 +23,14 @@ def test_a_vocabulary_alone_passes(tmp_path: Path, smollm2: Path) -> None:
     probe(smollm2, vocab_only=True)
 
 
+def test_a_vocabulary_that_aborts_on_some_texts_is_refused(tmp_path: Path, gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    recipe.entries["tokenizer.ggml.model"] = (8, "llama")
+    recipe.entries["tokenizer.ggml.scores"] = (9, 6, [0.0] * 32)
+    with pytest.raises(ArtifactError, match="was killed by signal 6"):
+        probe(recipe.write(tmp_path / "bad.gguf"), vocab_only=True)
+
+
 def test_a_file_that_aborts_llama_cpp_is_refused_with_its_last_words(tmp_path: Path, gguf_recipe: Any) -> None:
     recipe = gguf_recipe()
     recipe.entries["llama.block_count"] = (4, 10**6)

@@ -94,6 +94,23 @@ def test_a_field_that_cannot_be_is_refused_by_name(
         check(recipe)
 
 
+def test_a_sentencepiece_vocabulary_has_a_token_for_every_byte(gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    recipe.tensors[0] = ["token_embd.weight", (64, 257)]
+    recipe.entries |= {
+        "tokenizer.ggml.model": (STRING, "llama"),
+        "tokenizer.ggml.tokens": (ARRAY, STRING, [*byte_tokens, "<unk>"]),
+        "tokenizer.ggml.token_type": (ARRAY, I32, [6] * 256 + [2]),
+        "tokenizer.ggml.scores": (ARRAY, F32, [0.0] * 257),
+    }
+    check(recipe)
+    byte_tokens[9] = "tab"
+    recipe.entries["tokenizer.ggml.tokens"] = (ARRAY, STRING, [*byte_tokens, "<unk>"])
+    with pytest.raises(ArtifactError, match="has no token for 1 of the 256 bytes, b'<0x09>'"):
+        check(recipe)
+
+
 @pytest.mark.parametrize(
     ("model", "missing"),
     [("gpt2", "tokenizer.ggml.merges"), ("llama", "tokenizer.ggml.scores"), (None, "tokenizer.ggml.model")],

@@ -35,7 +35,7 @@ def engine_build() -> str:
 
 
 def probe(path: Path, *, vocab_only: bool = False, wall_limit_s: float | None = None) -> None:
-    """Load `path` in a child process and decode two tokens (`vocab_only`: tokenize a word). Blocking.
+    """Load `path` in a child process and decode two tokens (`vocab_only`: tokenize a text). Blocking.
 
     Raises ArtifactError, with the child's last words, when that crashes, fails or takes too long.
     """

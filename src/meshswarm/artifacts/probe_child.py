@@ -16,7 +16,8 @@ import llama_cpp
 
 _N_CTX = 64
 _ERROR_LEVEL = 4  # ggml's GGML_LOG_LEVEL_ERROR
-_WORD = b"Hello"
+_TEXT = "".join(map(chr, range(0x180))).encode() + "ﬁ€한😀".encode()
+"""Characters of every length in UTF-8, control characters among them: no text may abort a tokenizer."""
 
 
 def _limit_resources(memory_bytes: int, seconds: int) -> None:
@@ -65,19 +66,19 @@ def _use(path: Path, *, vocab_only: bool) -> None:
     if not model:
         raise RuntimeError("the loader refused the file")
     if vocab_only:
-        _tokenize_a_word(model)
+        _tokenize_a_text(model)
     else:
         _decode_two_tokens(model)
 
 
-def _tokenize_a_word(model: llama_cpp.llama_model_p) -> None:
+def _tokenize_a_text(model: llama_cpp.llama_model_p) -> None:
     vocab = llama_cpp.llama_model_get_vocab(model)
     if vocab is None:
         raise RuntimeError("the file has no vocabulary")
-    tokens = (llama_cpp.llama_token * (len(_WORD) + 2))()
-    n_tokens = llama_cpp.llama_tokenize(vocab, _WORD, len(_WORD), tokens, len(tokens), True, False)
+    tokens = (llama_cpp.llama_token * (2 * len(_TEXT)))()
+    n_tokens = llama_cpp.llama_tokenize(vocab, _TEXT, len(_TEXT), tokens, len(tokens), True, False)
     if n_tokens <= 0:
-        raise RuntimeError(f"tokenizing a word gave {n_tokens}")
+        raise RuntimeError(f"tokenizing a text gave {n_tokens}")
 
 
 def _decode_two_tokens(model: llama_cpp.llama_model_p) -> None:

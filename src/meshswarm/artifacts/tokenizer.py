@@ -18,7 +18,6 @@ MODEL_KEY = "tokenizer.ggml.model"
 TOKENIZER_MODELS = frozenset({"gpt2", "llama", "no_vocab", "none"})
 """Byte-level BPE, SentencePiece BPE, and none at all."""
 NO_VOCABULARY = frozenset({"no_vocab", "none"})
-MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_TOKEN_TYPE = 6
 
 
@@ -35,8 +34,10 @@ def check_tokenizer(header: GgufHeader) -> None:
     n_tokens = _check_tokens(header)
     _check_array(header, "tokenizer.ggml.token_type", ValueType.INT32, n_tokens, 0, _MAX_TOKEN_TYPE)
     _check_array(header, "tokenizer.ggml.scores", ValueType.FLOAT32, n_tokens, -1e9, 1e9)
-    if model == "llama" and "tokenizer.ggml.scores" not in header.metadata:
-        raise header.fault("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it")
+    if model == "llama":
+        if "tokenizer.ggml.scores" not in header.metadata:
+            raise header.fault("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it")
+        _check_byte_tokens(header)
     if "tokenizer.ggml.merges" in header.metadata:
         _check_merges(header)
     elif model == "gpt2":
@@ -59,6 +60,13 @@ def _check_tokens(header: GgufHeader) -> int:
             seen.add(token)
     _check_utf8(header, TOKENS_KEY, tokens)
     return len(tokens)
+
+
+def _check_byte_tokens(header: GgufHeader) -> None:
+    """Every byte has its token: a text with one that has none would abort the process that tokenizes it."""
+    missing = {b"<0x%02X>" % byte for byte in range(256)}.difference(header.strings(TOKENS_KEY))
+    if missing:
+        raise header.fault(TOKENS_KEY, f"has no token for {len(missing)} of the 256 bytes, {min(missing)!r} for one")
 
 
 def _check_utf8(header: GgufHeader, key: str, strings: list[bytes]) -> None:
