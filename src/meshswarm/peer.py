@@ -224,7 +224,7 @@ class Peer:
         engine.start(asyncio.get_running_loop())
         self._coverage = CoverageRecord(
             peer=self.identity.peer_id,
-            addresses=tuple(self.endpoint.advertised),
+            addresses=tuple(self.endpoint.addresses),
             model_id=info.model_id,
             span=span,
             loaded=True,

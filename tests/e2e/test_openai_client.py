@@ -49,7 +49,7 @@ def test_every_endpoint_gives_the_same_answer_also_one_without_layers(
     assert same.choices[0].message.content
     assert same.usage == reference.usage
     assert same.system_fingerprint == reference.system_fingerprint
-    hops = [(hop["peer_id"], hop["layers"]) for hop in same.model_extra["meshswarm"]["route"]]
+    hops = [(hop["peer"], hop["layers"]) for hop in same.model_extra["meshswarm"]["route"]]
     assert hops == [
         (span.peer_id, layers) for span, layers in zip(three_peers.spans, ("0:10", "10:20", "20:30"), strict=True)
     ]

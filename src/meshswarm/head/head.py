@@ -220,7 +220,7 @@ class Head:
         return RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
 
     def _addresses(self) -> tuple[Address, ...]:
-        return tuple(self._endpoint.advertised)
+        return tuple(self._endpoint.addresses)
 
 
 def _tokenise(request: GenerationRequest, voice: Voice, card: ModelCard) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.header_exchange import fetch_header
 from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.artifacts.names import matches
 from meshswarm.artifacts.store import Store
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
@@ -58,7 +59,11 @@ class ModelDirectory:
         known = await self.cards()
         if ref is None:
             return self._default(known)
-        named = [card for card, _ in known.values() if ref in (card.name, model_id_text(card.model_id))]
+        named = [
+            card
+            for card, _ in known.values()
+            if ref == model_id_text(card.model_id) or matches(ref, card.name, card.encoding)
+        ]
         if len(named) == 1:
             return named[0]
         if named:

