@@ -118,3 +118,12 @@ def test_lookups_share_questions_to_one_peer() -> None:
         (contact.peer, size) for contact in known for size in (8, 2)
     )
     assert next_batch(lookups, 0.0, 8) == []
+
+
+def test_a_lookup_joins_the_question_of_another_to_a_peer_it_would_ask_later() -> None:
+    known = contacts(12)
+    first, second = Lookup(TARGET, known, own=OWN), Lookup(bytes([255]) * 20, known, own=OWN, k=3)
+    batches = {contact.peer: together for contact, together in next_batch([first, second], 0.0, 8)}
+    assert all(first in together for together in batches.values())
+    wanted = sorted(known, key=lambda contact: distance(contact.node_id, bytes([255]) * 20))[:3]
+    assert {peer for peer, together in batches.items() if second in together} == {c.peer for c in wanted}

@@ -64,6 +64,16 @@ class Lookup:
             self._asked[identity] = now
         return [self._contacts[identity] for identity in chosen]
 
+    def joins_question(self, contact: Contact, now: float) -> bool:
+        """True when this lookup would ask `contact` anyway and does so now, along with another one."""
+        identity = contact.node_id
+        if identity in self._asked or len(self._asked) >= MAX_QUESTIONS:
+            return False
+        if all(node.id != identity for node in self._nearest):
+            return False
+        self._asked[identity] = now
+        return True
+
     def answered(self, peer: Contact, token: bytes, contacts: Sequence[Contact]) -> None:
         """An asked peer answered. Of what it names only the k nearest count, so that nobody can flood a lookup."""
         self._found[peer.node_id] = Found(peer, token)
@@ -100,6 +110,8 @@ def next_batch(lookups: Sequence[Lookup], now: float, max_keys: int) -> list[tup
     for lookup in lookups:
         for contact in lookup.next_questions(now):
             wanted.setdefault(contact.peer, (contact, []))[1].append(lookup)
+    for contact, together in wanted.values():
+        together += [lookup for lookup in lookups if lookup.joins_question(contact, now)]
     return [
         (contact, together[first : first + max_keys])
         for contact, together in wanted.values()

@@ -78,7 +78,13 @@ class Dht:
         self._questions = Questions(endpoint, self._core, clock, self._met, question_timeout_s)
         self._announcer = Announcer(self._core, self._questions, clock)
         self._upkeep = Upkeep(
-            self._core, self._questions, self._announcer, periods or Periods(), clock, rng or random.Random()
+            self._core,
+            self._questions,
+            self._announcer,
+            periods or Periods(),
+            clock,
+            rng or random.Random(),
+            self._renew_sender,
         )
         self._memories: OrderedDict[tuple[bytes, ...], _Memory] = OrderedDict()
         for kind in (messages.PING, messages.FIND, messages.STORE):
@@ -96,7 +102,7 @@ class Dht:
 
         `run` goes on trying as long as nobody is known.
         """
-        self._core.sender = self._sender()
+        self._renew_sender()
         return await self._upkeep.join(Contact(peer, addresses) for peer, addresses in peers)
 
     async def run(self) -> None:
@@ -197,6 +203,9 @@ class Dht:
     def _sender(self) -> Sender:
         return Sender(self._server, tuple(self._endpoint.addresses))
 
+    def _renew_sender(self) -> None:
+        self._core.sender = self._sender()
+
     def _answerer(self, kind: str) -> Callable[[PeerId, bytes], Awaitable[bytes]]:
         async def answer(peer: PeerId, question: bytes) -> bytes:
             connection = self._endpoint.connection(peer)
@@ -229,10 +238,10 @@ class Dht:
         return records
 
     async def _refresh(self, memory: _Memory, *, since: float) -> None:
-        """Looks up the keys of `memory`, unless somebody else has begun to since `since`."""
+        """Looks up the keys of `memory`, unless somebody else has begun to after `since`."""
         async with memory.lock:
             now = self._clock()
-            if since <= memory.asked_at <= now:
+            if since < memory.asked_at <= now:
                 return
             _, found = await self._questions.look_up(memory.keys, wants_records=True)
             found.update(record for record in memory.records if not record.is_expired(now))

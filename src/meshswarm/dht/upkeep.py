@@ -7,6 +7,7 @@ waited for by somebody who asked a question.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
@@ -21,6 +22,7 @@ from meshswarm.dht.keys import node_id
 from meshswarm.dht.questions import Questions
 from meshswarm.identity import PeerId
 
+JOIN_TIMEOUT_S = 2.5  # for the first answer, however many are asked
 GRACE_S = 0.3  # for others who are slower than the first to answer at a join
 ERRAND_DELAY_S = 0.05  # newcomers come in groups: one pass for all
 MAX_PINGS_PER_ROUND = 3
@@ -42,7 +44,10 @@ class Periods:
 
 
 class Upkeep:
-    """`do_later` runs in `run`, soon; nothing is lost when `run` starts later, or never."""
+    """`do_later` runs in `run`, soon; nothing is lost when `run` starts later, or never.
+
+    `renew()`: brings up to date what this peer says about itself; the machine's addresses may have changed.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class Upkeep:
         periods: Periods,
         clock: Callable[[], float],
         rng: random.Random,
+        renew: Callable[[], None],
     ) -> None:
         self.is_running = False
         self._core = core
@@ -60,6 +66,7 @@ class Upkeep:
         self._periods = periods
         self._clock = clock
         self._rng = rng
+        self._renew = renew
         self._remembered: OrderedDict[PeerId, Contact] = OrderedDict()
         self._errands: dict[object, Errand] = {}
         self._wake = asyncio.Event()
@@ -76,8 +83,10 @@ class Upkeep:
         async with asyncio.TaskGroup() as group:
             pings = {group.create_task(self._questions.ping(contact)): contact for contact in asked}
             pending = set(pings)
-            while pending and not any(ping.done() and ping.result() for ping in pings):
-                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(JOIN_TIMEOUT_S):
+                    while pending and not any(ping.done() and ping.result() for ping in pings):
+                        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if len(self._core.table):
                 await self.look_around()
             if pending:
@@ -145,6 +154,7 @@ class Upkeep:
     async def _round(self) -> None:
         now = self._clock()
         table = self._core.table
+        self._renew()
         self._core.store.expire(now)
         if not len(table):
             await self.join(self.remembered())

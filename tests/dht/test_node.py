@@ -1,0 +1,410 @@
+"""Whole peers on loopback: real endpoints, real records, one clock."""
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.config import Address
+from meshswarm.dht import messages
+from meshswarm.dht.messages import Sender, StoreQuestion, StoreStatus
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.dht.signed import LIFETIME_S, SignedRecord
+from meshswarm.dht.upkeep import Periods
+from meshswarm.errors import RefusedError, RemoteProtocolError
+from meshswarm.identity import Identity, PeerId
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.swarm import Swarm
+from meshswarm.stage.span import Span
+
+MODEL = bytes(range(32))
+N_LAYERS = 30
+QUICK = Periods(round_s=0.05, rejoin_s=0.05)
+
+
+class Clock:
+    """Unix time that moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Peer:
+    def __init__(self, identity: Identity, endpoint: Endpoint, dht: Dht) -> None:
+        self.identity, self.endpoint, self.dht = identity, endpoint, dht
+
+    @property
+    def reach(self) -> tuple[PeerId, tuple[Address, ...]]:
+        return self.endpoint.peer_id, (self.endpoint.address,)
+
+    def record(self, span: str) -> CoverageRecord:
+        return CoverageRecord(
+            peer=self.endpoint.peer_id,
+            addresses=tuple(self.endpoint.addresses),
+            model_id=MODEL,
+            span=Span.parse(span),
+            loaded=True,
+            numclass="cpu",
+            n_ctx=4096,
+            us_per_layer=300,
+            prefill_us_per_row_layer=90,
+            free_kv_tokens=16384,
+        )
+
+    async def serve(self, span: str) -> None:
+        await self.dht.publish_coverage(self.record(span))
+
+    async def sees(self, *, fresh: bool = False) -> dict[PeerId, str]:
+        return {record.peer: str(record.span) for record in await self.dht.coverage(MODEL, N_LAYERS, fresh=fresh)}
+
+
+class Loopback:
+    """Starts peers and ends them."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.clock = Clock()
+        self.swarm = swarm
+        self._endpoints: list[Endpoint] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(
+        self,
+        number: int,
+        *,
+        listen: Address | None = None,
+        periods: Periods | None = None,
+        run: bool = True,
+        server: bool = True,
+    ) -> Peer:
+        identity = Identity.from_seed(number.to_bytes(32))
+        endpoint = await Endpoint.bind(identity, listen or Address("127.0.0.1", 0), swarm=self.swarm)
+        self._endpoints.append(endpoint)
+        dht = Dht(
+            endpoint,
+            identity,
+            self.swarm,
+            clock=self.clock,
+            periods=periods,
+            rng=random.Random(number),
+            server=server,
+            question_timeout_s=1.0,
+        )
+        if run:
+            self._tasks.append(asyncio.get_running_loop().create_task(dht.run()))
+        return Peer(identity, endpoint, dht)
+
+    async def chain(self, count: int) -> list[Peer]:
+        """Peers of which each knows only the one before it."""
+        peers = [await self.start(1)]
+        for number in range(2, count + 1):
+            peers.append(await self.start(number))
+            await peers[-1].dht.join([peers[-2].reach])
+        return peers
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        for endpoint in self._endpoints:
+            await endpoint.close()
+
+
+@pytest.fixture
+async def loopback() -> AsyncIterator[Loopback]:
+    loopback = Loopback(Swarm("dht-tests"))
+    yield loopback
+    await loopback.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool]) -> None:
+    """Waits for what another peer does in the background."""
+    async with asyncio.timeout(20):
+        while True:
+            result = condition()
+            if result if isinstance(result, bool) else await result:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_peer_that_knows_one_other_finds_all(loopback: Loopback) -> None:
+    peers = await loopback.chain(6)
+    everybody = {peer.endpoint.peer_id for peer in peers}
+    for peer in peers:
+        await until(lambda p=peer: len(p.dht.known_peers()) == 5)
+        assert {known for known, _ in peer.dht.known_peers()} == everybody - {peer.endpoint.peer_id}
+
+
+async def test_coverage_is_found_by_everybody_odd_and_overlapping_spans_included(loopback: Loopback) -> None:
+    peers = await loopback.chain(4)
+    spans = {0: "0:17", 1: "9:23", 2: "21:22"}
+    for number, span in spans.items():
+        await peers[number].serve(span)
+    expected = {peers[number].endpoint.peer_id: span for number, span in spans.items()}
+    for peer in peers:
+        assert await peer.sees(fresh=True) == expected
+    [own] = [r for r in await peers[3].dht.coverage(MODEL, N_LAYERS) if r.peer == peers[0].endpoint.peer_id]
+    published = peers[0].record("0:17")
+    assert (own.addresses, own.us_per_layer, own.numclass) == (published.addresses, 300, "cpu")
+    assert own.expires_ms == int((loopback.clock.now + LIFETIME_S) * 1000)
+
+
+async def test_what_is_said_reaches_those_who_asked_before(loopback: Loopback) -> None:
+    """The answer is remembered, but what others send here since is in it."""
+    one, two = await loopback.chain(2)
+    assert await two.sees() == {}
+    await one.serve("0:30")
+    assert await two.sees() == {one.endpoint.peer_id: "0:30"}
+
+
+async def test_a_peer_alone_sees_itself(loopback: Loopback) -> None:
+    one = await loopback.start(1)
+    await one.serve("0:30")
+    assert await one.sees() == {one.endpoint.peer_id: "0:30"}
+    assert await one.dht.peers() == []
+
+
+async def test_newcomers_are_told_without_asking(loopback: Loopback) -> None:
+    one = await loopback.start(1)
+    await one.serve("0:30")
+    two = await loopback.start(2)
+    await two.dht.join([one.reach])
+    await until(lambda: bool(two.dht._core.store.all(loopback.clock.now)))
+
+
+async def test_leaving_and_moving_are_seen_at_once(loopback: Loopback) -> None:
+    one, two, three = await loopback.chain(3)
+    await one.serve("0:10")
+    await two.serve("10:30")
+    assert len(await three.sees()) == 2
+    await one.serve("20:30")
+    await two.dht.withdraw(two.record("10:30"))
+    assert await three.sees() == {one.endpoint.peer_id: "20:30"}
+    assert await three.sees(fresh=True) == {one.endpoint.peer_id: "20:30"}
+    assert await two.sees() == {one.endpoint.peer_id: "20:30"}
+    await one.dht.withdraw()
+    assert await three.sees() == {}
+
+
+async def test_a_peer_that_dies_costs_one_time_out_and_is_then_left_alone(loopback: Loopback) -> None:
+    one, two, three = await loopback.chain(3)
+    await two.serve("0:30")
+    gone = three.endpoint.peer_id
+    await three.endpoint.close()
+    assert await one.sees(fresh=True) == {two.endpoint.peer_id: "0:30"}
+    assert one.dht.unreachable() == {gone}
+    asked: list[PeerId] = []
+    dial = one.endpoint.dial
+
+    async def counted(peer: PeerId, *args: object, **more: object) -> object:
+        asked.append(peer)
+        return await dial(peer, *args, **more)  # type: ignore[arg-type]
+
+    one.endpoint.dial = counted  # type: ignore[method-assign, assignment]
+    assert await one.sees(fresh=True) == {two.endpoint.peer_id: "0:30"}
+    assert gone not in asked
+
+
+async def test_a_peer_that_comes_back_is_known_again(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    address = two.endpoint.address
+    await two.endpoint.close()
+    await one.sees(fresh=True)
+    assert one.dht.unreachable() == {two.endpoint.peer_id}
+    again = await loopback.start(2, listen=address)
+    await again.serve("0:30")
+    await again.dht.join([one.reach])
+    assert one.dht.unreachable() == frozenset()
+    assert await one.sees(fresh=True) == {again.endpoint.peer_id: "0:30"}
+
+
+async def test_a_peer_whose_friends_come_later_joins_them_then(loopback: Loopback) -> None:
+    early = await loopback.start(1, periods=QUICK)
+    late_identity = Identity.from_seed((2).to_bytes(32))
+    spare = await Endpoint.bind(late_identity, Address("127.0.0.1", 0), swarm=loopback.swarm)
+    address = spare.address
+    await spare.close()
+    assert await early.dht.join([(late_identity.peer_id, (address,))]) == 0
+    await early.serve("0:30")
+    late = await loopback.start(2, listen=address)
+    await until(lambda: len(early.dht.known_peers()) == 1 and not early.dht.unreachable())
+    await until(lambda: _sees(late, {early.endpoint.peer_id: "0:30"}))
+
+
+async def _sees(peer: Peer, expected: dict[PeerId, str]) -> bool:
+    return await peer.sees(fresh=True) == expected
+
+
+async def test_records_are_said_again_before_they_end(loopback: Loopback) -> None:
+    one = await loopback.start(1, periods=QUICK)
+    two = await loopback.start(2)
+    await two.dht.join([one.reach])
+    await one.serve("0:30")
+    [before] = await two.dht.coverage(MODEL, N_LAYERS)
+    loopback.clock.now += LIFETIME_S - 60
+
+    async def renewed() -> bool:
+        return any(record.seq > before.seq for record in await two.dht.coverage(MODEL, N_LAYERS))
+
+    await until(renewed)
+    loopback.clock.now += 120
+    assert await two.sees(fresh=True) == {one.endpoint.peer_id: "0:30"}
+
+
+async def test_what_is_not_said_again_ends(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    await one.serve("0:30")
+    assert len(await two.sees()) == 1
+    await one.endpoint.close()
+    loopback.clock.now += LIFETIME_S + 1
+    assert await two.sees(fresh=True) == {}
+
+
+def card(model_id: bytes = MODEL, name: str = "tiny") -> ModelCard:
+    return ModelCard(model_id, name, "llama", "q4_1", N_LAYERS, (98_000_000,), 2_000_000, 8192, 576, 49152)
+
+
+async def test_models_are_listed_with_their_holders_also_two_under_one_name(loopback: Loopback) -> None:
+    one, two, three = await loopback.chain(3)
+    await one.dht.publish_card(card().sign(one.identity))
+    await two.dht.publish_card(card().sign(two.identity))
+    await two.dht.publish_card(card(b"t" * 32).sign(two.identity))
+    assert await three.dht.models() == [(card(), 2), (card(b"t" * 32), 1)]
+    await two.dht.withdraw()
+    assert await three.dht.models() == [(card(), 1)]
+
+
+async def test_peers_are_listed_with_what_they_serve(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    await two.dht.publish_card(card().sign(two.identity))
+    await two.serve("3:30")
+    [entry] = await one.dht.peers()
+    shown = entry.as_json()
+    assert shown["peer_id"] == str(two.endpoint.peer_id)
+    assert str(two.endpoint.address) in shown["addresses"]
+    assert shown["reachable"] is True
+    assert shown["rtt_ms"] >= 0
+    assert [(served["model"], served["layers"]) for served in shown["serves"]] == [("tiny", "3:30")]
+    assert one.dht.rtt_s(two.endpoint.peer_id) is not None
+
+
+async def test_a_peer_is_found_by_its_id_alone(loopback: Loopback) -> None:
+    peers = await loopback.chain(4)
+    last = peers[-1].endpoint
+    assert last.address in await peers[0].dht.find_peer(last.peer_id)
+    assert await peers[0].dht.find_peer(PeerId(b"?" * 32)) == ()
+
+
+async def test_a_peer_that_cannot_be_dialled_serves_and_asks_but_is_in_no_table(loopback: Loopback) -> None:
+    one = await loopback.start(1)
+    client = await loopback.start(2, server=False)
+    assert await client.dht.join([one.reach]) == 1
+    await client.serve("0:30")
+    assert await one.sees(fresh=True) == {client.endpoint.peer_id: "0:30"}
+    assert one.dht.known_peers() == []
+
+
+async def test_known_peers_lead_back_into_the_swarm(loopback: Loopback) -> None:
+    peers = await loopback.chain(3)
+    saved = peers[2].dht.known_peers()
+    newcomer = await loopback.start(9)
+    gone = (PeerId(b"?" * 32), (Address("127.0.0.1", 9),))
+    assert await newcomer.dht.join([gone, *saved]) == 3
+
+
+async def test_a_silent_address_holds_nobody_up(loopback: Loopback) -> None:
+    one = await loopback.start(1)
+    newcomer = await loopback.start(2)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        nobody = PeerId(b"?" * 32)
+        addresses = (Address("127.0.0.1", silent.getsockname()[1]),)
+        assert await newcomer.dht.join([(nobody, addresses), one.reach]) == 1
+        await until(lambda: newcomer.dht.unreachable() == {nobody})
+
+
+async def test_a_peer_speaks_for_itself_only(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    with pytest.raises(ValueError, match="own"):
+        await one.dht.publish_coverage(two.record("0:30"))
+    with pytest.raises(ValueError, match="own"):
+        await one.dht.publish_card(card().sign(two.identity))
+
+
+@pytest.mark.parametrize("kind", [messages.PING, messages.FIND, messages.STORE])
+async def test_garbage_is_refused_and_the_connection_goes_on(loopback: Loopback, kind: str) -> None:
+    one, two = await loopback.chain(2)
+    connection = await two.endpoint.dial(*one.reach)
+    for garbage in (b"", b"\xc1", b"\x90", bytes(1000)):
+        with pytest.raises(RemoteProtocolError):
+            await connection.request(kind, garbage)
+    await one.serve("0:30")
+    assert await two.sees(fresh=True) == {one.endpoint.peer_id: "0:30"}
+
+
+async def test_nothing_is_stored_without_a_token_and_floods_are_refused(
+    loopback: Loopback, make_record: Callable[..., SignedRecord]
+) -> None:
+    one, two = await loopback.chain(2)
+    connection = await two.endpoint.dial(*one.reach)
+    question = messages.encode_store(
+        StoreQuestion(Sender(True, ()), bytes(16), ((make_record().wire, (bytes(20),) * 100),))
+    )
+    stored = messages.decode_stored(await connection.request(messages.STORE, question))
+    assert set(stored.statuses[0]) == {StoreStatus.BAD_TOKEN}
+    with pytest.raises(RefusedError) as refused:
+        for _ in range(20):
+            await connection.request(messages.STORE, question)
+    assert refused.value.retry_after_s is not None
+    assert one.dht._core.store.all(loopback.clock.now) == []
+
+
+async def test_many_askers_at_once_share_one_lookup(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    await one.serve("0:30")
+    asked = 0
+    look_up = two.dht._questions.look_up
+
+    async def counted(*args: object, **more: object) -> object:
+        nonlocal asked
+        asked += 1
+        return await look_up(*args, **more)  # type: ignore[arg-type]
+
+    two.dht._questions.look_up = counted  # type: ignore[method-assign, assignment]
+    answers = await asyncio.gather(*(two.sees() for _ in range(10)))
+    assert answers == [{one.endpoint.peer_id: "0:30"}] * 10
+    assert asked == 1
+
+
+async def test_an_asker_that_goes_away_leaves_nothing_behind(loopback: Loopback) -> None:
+    one, two, three = await loopback.chain(3)
+    await one.serve("0:30")
+    before = asyncio.all_tasks()
+    asking = asyncio.create_task(three.sees(fresh=True))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    await until(lambda: asyncio.all_tasks() <= before)
+    assert await three.sees(fresh=True) == {one.endpoint.peer_id: "0:30"}
+    assert two.dht.unreachable() == three.dht.unreachable() == frozenset()
+
+
+async def test_swarms_do_not_mix(loopback: Loopback) -> None:
+    one = await loopback.start(1)
+    other = Loopback(Swarm("another"))
+    try:
+        stranger = await other.start(2)
+        assert await stranger.dht.join([one.reach]) == 0
+        assert one.dht.known_peers() == []
+    finally:
+        await other.close()
