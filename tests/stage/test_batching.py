@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from meshswarm.stage.engine_jobs import MAX_OUTPUTS
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
 
 STEP = Shape(n_rows=1, profile=Profile.FAST, takes_hidden=True, stop_layer=10)
-CHUNK = replace(STEP, n_rows=128)
+CHUNK = STEP._replace(n_rows=128)
 
 
 def backlog(*jobs: tuple[int, Shape, str], max_rows: int = 512, n_outputs: int = 0) -> Backlog[str]:
@@ -49,10 +47,10 @@ def test_jobs_of_one_slot_keep_their_order_and_never_share_a_turn() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(STEP, n_rows=2),
-        replace(STEP, profile=Profile.EXACT),
-        replace(STEP, stop_layer=9),
-        replace(STEP, takes_hidden=False),
+        STEP._replace(n_rows=2),
+        STEP._replace(profile=Profile.EXACT),
+        STEP._replace(stop_layer=9),
+        STEP._replace(takes_hidden=False),
     ],
 )
 def test_only_equal_jobs_share_a_turn(other: Shape) -> None:
@@ -82,18 +80,18 @@ def test_every_waiting_step_is_served_between_two_prefill_chunks() -> None:
 
 
 def test_an_exact_turn_keeps_to_the_rows_its_promise_allows() -> None:
-    shape = replace(STEP, n_rows=2, profile=Profile.EXACT)
+    shape = STEP._replace(n_rows=2, profile=Profile.EXACT)
     queues = backlog(*((slot, shape, "x") for slot in range(30)))
     assert [len(turn) for turn in turns(queues)] == [EXACT_MAX_ROWS // 2, 30 - EXACT_MAX_ROWS // 2]
 
 
 def test_a_turn_has_at_most_the_engines_rows() -> None:
-    queues = backlog(*((slot, replace(STEP, n_rows=4), "x") for slot in range(8)), max_rows=12)
+    queues = backlog(*((slot, STEP._replace(n_rows=4), "x") for slot in range(8)), max_rows=12)
     assert [len(turn) for turn in turns(queues)] == [3, 3, 2]
 
 
 def test_a_turn_has_a_bounded_number_of_outputs() -> None:
-    queues = backlog(*((slot, replace(STEP, n_rows=16), "x") for slot in range(8)), n_outputs=16)
+    queues = backlog(*((slot, STEP._replace(n_rows=16), "x") for slot in range(8)), n_outputs=16)
     assert [len(turn) for turn in turns(queues)] == [MAX_OUTPUTS // 16] * 2
 
 

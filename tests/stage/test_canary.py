@@ -16,6 +16,7 @@ from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
 from meshswarm.stage.llama import MAX_SLOTS, LlamaSpan, context_params
+from meshswarm.stage.tap import Port
 
 
 def ggml() -> ctypes.CDLL:
@@ -115,7 +116,7 @@ def test_a_graph_that_was_ended_early_leaves_the_memory_a_whole_run_leaves(span:
     whole = state_of(span, 0)
     span.remove(0, 0)
     rows: NDArray[np.float32] = np.empty((6, 64), np.float32)
-    span.tap.start(6, capture=("l_out-3", rows))
+    span.tap.start(6, capture=Port("l_out-3", rows))
     assert span.decode(6) == 0
     assert state_of(span, 0) == whole
     span.close()
@@ -128,7 +129,7 @@ def test_the_last_layer_drops_the_rows_nobody_wants(span: LlamaSpan) -> None:
     for layer, n_rows in ((2, 4), (3, 2)):
         span.remove(0, 0)
         rows: NDArray[np.float32] = np.empty((4, 64), np.float32)
-        span.tap.start(4, capture=(f"l_out-{layer}", rows))
+        span.tap.start(4, capture=Port(f"l_out-{layer}", rows))
         assert span.decode(4) == 0
         assert span.tap._context.captured == n_rows
     span.close()

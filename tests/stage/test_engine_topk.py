@@ -60,11 +60,13 @@ def test_the_row_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_numbers_are_an_error(bad: float) -> None:
+@pytest.mark.parametrize("k", [1, 5, 300])
+@pytest.mark.parametrize("where", [slice(200, 201), slice(0, 300), slice(0, 3)], ids=["one", "all", "first"])
+def test_logits_that_are_not_numbers_are_an_error(bad: float, k: int, where: slice) -> None:
     row = np.zeros(300, np.float32)
-    row[200] = bad
+    row[where] = bad
     with pytest.raises(EngineError, match="not numbers"):
-        TopKReducer(row.size).reduce(row, 5, 1.0)
+        TopKReducer(row.size).reduce(row, k, 1.0)
 
 
 def test_forbidden_tokens_are_no_error() -> None:

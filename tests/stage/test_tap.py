@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from meshswarm.stage.llama import LlamaSpan
-from meshswarm.stage.tap import TapError, native_available
+from meshswarm.stage.tap import Port, TapError, native_available
 
 WIDTH = 64
 KINDS = [
@@ -41,7 +41,7 @@ def fill(llama: LlamaSpan, n_rows: int, slots: tuple[int, ...] = (0,)) -> int:
 
 def capture(llama: LlamaSpan, node: str, n_rows: int, inject: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     rows = np.full((n_rows, WIDTH), np.nan, np.float32)
-    llama.tap.start(n_rows, inject=None if inject is None else ("embd", inject), capture=(node, rows))
+    llama.tap.start(n_rows, inject=None if inject is None else Port("embd", inject), capture=Port(node, rows))
     assert llama.decode(n_rows) == 0
     llama.tap.finish()
     return rows
@@ -101,7 +101,7 @@ def test_a_graph_that_does_not_fit_is_an_error_and_harms_nothing(llama: LlamaSpa
 
 
 def test_a_missing_entry_is_an_error(llama: LlamaSpan) -> None:
-    llama.tap.start(fill(llama, 4), inject=("nowhere", np.zeros((4, WIDTH), np.float32)))
+    llama.tap.start(fill(llama, 4), inject=Port("nowhere", np.zeros((4, WIDTH), np.float32)))
     assert llama.decode(4) == 0
     with pytest.raises(TapError, match="gave 0 of 4 rows of its node 'nowhere'"):
         llama.tap.finish()
@@ -113,9 +113,9 @@ def test_more_rows_than_announced_are_not_touched(llama: LlamaSpan, node: str) -
     beyond = rows[2:]
     fill(llama, 4)
     if node == "embd":
-        llama.tap.start(2, inject=(node, rows[:2]))
+        llama.tap.start(2, inject=Port(node, rows[:2]))
     else:
-        llama.tap.start(2, capture=(node, rows[:2]))
+        llama.tap.start(2, capture=Port(node, rows[:2]))
     assert llama.decode(4) == 0
     with pytest.raises(TapError, match="more rows than it was given"):
         llama.tap.finish()

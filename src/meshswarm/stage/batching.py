@@ -9,8 +9,7 @@ is next.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from meshswarm.stage.engine_jobs import MAX_OUTPUTS
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
@@ -20,8 +19,7 @@ SHORT_ROWS = 16
 """A job up to this many rows is a decode step, or the check of a draft, and shares its turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What the jobs of one turn have in common: rows computed for each, profile, kind of input, layer of the exit."""
 
     n_rows: int
@@ -30,8 +28,7 @@ class Shape:
     stop_layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting(Generic[T]):
+class Waiting(NamedTuple, Generic[T]):
     """One job in its slot's queue. `item` is whatever the engine keeps for it."""
 
     slot: int
@@ -64,15 +61,14 @@ class Backlog(Generic[T]):
 
     def next_turn(self) -> list[T]:
         """Take the jobs of the next turn off their queues, by rising slot. Empty only when nothing waits."""
-        heads = {slot: queue[0] for slot, queue in self._queues.items()}
-        if not heads:
-            return []
         self._turn += 1
+        heads = {slot: queue[0] for slot, queue in self._queues.items()}
+        if len(heads) <= 1:
+            return [self._take(slot) for slot in heads]
         short = {slot: job for slot, job in heads.items() if job.shape.n_rows <= SHORT_ROWS}
         long = [slot for slot in heads if slot not in short]
         due = [slot for slot in short if self._served_at.get(slot, 0) <= self._last_long_turn]
         if long and not due:
-            self._last_long_turn = self._turn
             slots = [min(long, key=self._longest_ago)]
         else:
             slots = self._together(short, min(due or short, key=self._longest_ago))
@@ -105,4 +101,6 @@ class Backlog(Generic[T]):
         if not queue:
             del self._queues[slot]
         self._served_at[slot] = self._turn
+        if job.shape.n_rows > SHORT_ROWS:
+            self._last_long_turn = self._turn
         return job.item

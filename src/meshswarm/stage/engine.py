@@ -124,6 +124,7 @@ class SpanEngine:
         self._free = set(range(n_slots))
         self._n_slots = n_slots
         self._n_rows_kept: dict[int, int] = {}
+        self._rows_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[_Submitted | _Released | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -204,7 +205,8 @@ class SpanEngine:
         """
         if not 0 <= row < self._n_rows_kept.get(slot, 0):
             raise EngineInputError(f"slot {slot} keeps no logits of an output {row}")
-        kept: NDArray[np.float32] = self._computer.full_rows[slot][row]
+        with self._rows_lock:  # an answer may arrive a moment before its rows are kept
+            kept: NDArray[np.float32] = self._computer.full_rows[slot][row]
         return kept
 
     def _deliver(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
@@ -226,7 +228,10 @@ class SpanEngine:
         try:
             while self._take_in(backlog):
                 turn = backlog.next_turn()
-                self._answer(list(zip(turn, self._compute(turn), strict=True)))
+                outcomes = self._compute(turn)
+                with self._rows_lock:
+                    self._answer(list(zip(turn, outcomes, strict=True)))
+                    self._computer.keep_rows()
         finally:
             self._computer.close()
             left = [submitted for slot in range(self._n_slots) for submitted in backlog.drop(slot)]
@@ -243,11 +248,8 @@ class SpanEngine:
 
     def _take_in(self, backlog: Backlog[_Submitted]) -> bool:
         """Move everything from the inbox to the backlog, waiting until there is work. False when told to stop."""
-        while True:
-            try:
-                message = self._inbox.get(block=not backlog)
-            except queue.Empty:
-                return True
+        while not (backlog and self._inbox.empty()):
+            message = self._inbox.get()
             match message:
                 case _Submitted(job):
                     shape = Shape(job.n_computed, job.profile, job.hidden is not None, job.stop_layer)
@@ -258,6 +260,7 @@ class SpanEngine:
                     self._computer.clear(slot)
                 case None:
                     return False
+        return True
 
     def _answer(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
         assert self._loop is not None

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshswarm.errors import MeshswarmError
-from meshswarm.stage.engine_jobs import EngineError, Job, JobResult, SliceShape, check_position, is_sound
+from meshswarm.stage.engine_jobs import EngineError, Job, JobResult, SliceShape, TopK, check_position
 from meshswarm.stage.engine_topk import TopKReducer
 from meshswarm.stage.families import Family
 from meshswarm.stage.llama import LlamaSpan
 from meshswarm.stage.profile import Profile
+from meshswarm.stage.tap import Port
 
 Outcome = JobResult | MeshswarmError
 _RC_CANCELLED = 2
@@ -27,7 +28,7 @@ class SpanComputer:
     """Computes jobs on a loaded slice of `family` (None: an architecture that is served whole).
 
     `n_held`: positions each slot holds. `full_rows`: for a slot, the logits of its last job's outputs, float32
-    [n_outputs, n_vocab], overwritten by its next job.
+    [n_outputs, n_vocab], once `keep_rows` was called and until its next job.
     """
 
     def __init__(self, llama: LlamaSpan, shape: SliceShape, family: Family | None, n_slots: int) -> None:
@@ -37,10 +38,16 @@ class SpanComputer:
         self._shape = shape
         self._family = family
         self._input = np.zeros((llama.max_rows, llama.n_embd), np.float32)
+        self._output = np.zeros((llama.max_rows, llama.n_embd), np.float32)
+        self._inject = None if family is None else Port(family.inject_node, self._input)
+        self._captures: dict[int, Port] = {}
+        self._ascending = np.arange(llama.max_rows, dtype=np.int32)
         self._top_k = TopKReducer(llama.n_vocab)
+        self._unkept: list[tuple[int, NDArray[np.float32]]] = []
 
     def compute(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One outcome for each job, in order. Jobs rise by slot and share rows computed, profile, input and exit."""
+        self._unkept.clear()
         outcomes: dict[int, Outcome] = {}
         admitted = []
         for job in jobs:
@@ -55,6 +62,15 @@ class SpanComputer:
             except MeshswarmError as error:
                 outcomes |= {job.slot: self._rolled_back(job, error) for job in admitted}
         return [outcomes[job.slot] for job in jobs]
+
+    def keep_rows(self) -> None:
+        """Copy the logits of the last `compute` to `full_rows`. Apart from it, since answers need not wait for that."""
+        for slot, rows in self._unkept:
+            kept = self.full_rows.get(slot)
+            if kept is None or len(kept) != len(rows):
+                kept = self.full_rows[slot] = np.empty_like(rows)
+            np.copyto(kept, rows)
+        self._unkept.clear()
 
     def clear(self, slot: int) -> None:
         """Forget all positions and rows of a slot."""
@@ -75,19 +91,17 @@ class SpanComputer:
     def _compute_together(self, jobs: list[Job]) -> dict[int, Outcome]:
         n_rows = self._fill(jobs)
         if jobs[0].stop_layer == self._shape.n_layers:
-            compute_s = self._decode(jobs[0], n_rows, None)
-            return self._reduce_logits(jobs, n_rows, compute_s)
-        captured = np.empty((n_rows, self._shape.n_embd), np.float32)
-        compute_s = self._decode(jobs[0], n_rows, captured)
+            first_output = self._mark_outputs(jobs, n_rows)
+            compute_s = self._decode(n_rows, jobs[0].hidden is not None, None)
+            return self._reduce_logits(jobs, first_output, compute_s)
+        self._mark_all(jobs[0].stop_layer, n_rows)
+        compute_s = self._decode(n_rows, jobs[0].hidden is not None, self._capture(jobs[0].stop_layer))
         outcomes: dict[int, Outcome] = {}
-        for index, job in enumerate(jobs):
-            start = index * job.n_computed
-            hidden = captured[start : start + job.n_rows]
-            if is_sound(hidden):
-                outcomes[job.slot] = self._settled(job, JobResult(hidden, None, compute_s))
-            else:
-                error = EngineError(f"the layers {self._shape.span} computed hidden states that are not numbers")
-                outcomes[job.slot] = self._rolled_back(job, error)
+        start = 0
+        for job in jobs:
+            hidden = self._output[start : start + job.n_rows].copy()
+            outcomes[job.slot] = self._settled(job, JobResult(hidden, None, compute_s))
+            start += job.n_computed
         return outcomes
 
     def _fill(self, jobs: list[Job]) -> int:
@@ -97,7 +111,7 @@ class SpanComputer:
         for job in jobs:
             real, stop = start + job.n_rows, start + job.n_computed
             llama.slots[start:stop] = job.slot
-            llama.positions[start:stop] = np.arange(job.pos0, job.pos0 + stop - start, dtype=np.int32)
+            np.add(self._ascending[: stop - start], job.pos0, out=llama.positions[start:stop])
             if job.hidden is not None:
                 llama.tokens[start:stop] = 0
                 self._input[start:real] = job.hidden
@@ -106,67 +120,72 @@ class SpanComputer:
                 llama.tokens[start:real] = job.tokens
                 llama.tokens[real:stop] = job.tokens[-1]
             start = stop
-        self._mark_wanted(jobs, start)
         return start
 
-    def _mark_wanted(self, jobs: list[Job], n_rows: int) -> None:
-        """Say which rows the last layer of the graph keeps: it drops all others before its feed-forward part.
+    def _mark_all(self, stop_layer: int, n_rows: int) -> None:
+        """The last layer of a graph drops the rows whose logits nobody wants: want all where they leave through it.
 
-        Rows leave through it, or logits are asked of them. A lone row in `EXACT` gets company, as everywhere.
+        Elsewhere none, which saves the logits and their buffer.
         """
-        wanted = self._llama.wanted[:n_rows]
-        if jobs[0].stop_layer < self._shape.n_layers:
-            wanted[:] = jobs[0].stop_layer - self._shape.span.start == self._llama.n_layers
-            return
-        wanted[:] = 0
-        for index, job in enumerate(jobs):
-            for row in job.outputs:
-                wanted[index * job.n_computed + row] = 1
-        if jobs[0].profile is Profile.EXACT and wanted.sum() == 1:
-            wanted[np.flatnonzero(wanted == 0)[0]] = 1
+        self._llama.wanted[:n_rows] = stop_layer - self._shape.span.start == self._llama.n_layers
 
-    def _decode(self, job: Job, n_rows: int, captured: NDArray[np.float32] | None) -> float:
+    def _mark_outputs(self, jobs: list[Job], n_rows: int) -> int:
+        """Want the logits of the jobs' outputs; returns the index of the first one among all computed.
+
+        In `EXACT` a lone one gets company, as lone rows do everywhere.
+        """
+        wanted = self._llama.wanted
+        wanted[:n_rows] = 0
+        rows = [index * job.n_computed + row for index, job in enumerate(jobs) for row in job.outputs]
+        for row in rows:
+            wanted[row] = 1
+        if len(rows) != 1 or jobs[0].profile is Profile.FAST:
+            return 0
+        has_next = rows[0] + 1 < n_rows
+        wanted[rows[0] + 1 if has_next else rows[0] - 1] = 1
+        return 0 if has_next else 1
+
+    def _capture(self, stop_layer: int) -> Port:
+        """Where the rows leave that exit before `stop_layer`."""
+        port = self._captures.get(stop_layer)
+        if port is None:
+            assert self._family is not None, "a model without a family is served whole"
+            node = self._family.capture_name(stop_layer - self._shape.span.start - 1)
+            port = self._captures[stop_layer] = Port(node, self._output)
+        return port
+
+    def _decode(self, n_rows: int, is_injected: bool, capture: Port | None) -> float:
         """Run the graph for the batch; returns the seconds it took. Raises EngineError or TapError."""
-        inject = capture = None
-        if self._family is not None:
-            if job.hidden is not None:
-                inject = (self._family.inject_node, self._input)
-            if captured is not None:
-                capture = (self._family.capture_name(job.stop_layer - self._shape.span.start - 1), captured)
-        self._llama.tap.start(n_rows, inject=inject, capture=capture)
+        llama = self._llama
+        llama.tap.start(n_rows, inject=self._inject if is_injected else None, capture=capture)
         began = time.perf_counter()
-        rc = self._llama.decode(n_rows)
+        rc = llama.decode(n_rows)
         compute_s = time.perf_counter() - began
         if rc == _RC_CANCELLED:
             raise EngineError("the engine was stopped while it computed")
         if rc != 0:
             raise EngineError(f"llama.cpp failed to compute {n_rows} rows of the layers {self._shape.span} (code {rc})")
-        self._llama.tap.finish()
+        llama.tap.finish()
         return compute_s
 
-    def _reduce_logits(self, jobs: list[Job], n_rows: int, compute_s: float) -> dict[int, Outcome]:
+    def _reduce_logits(self, jobs: list[Job], first_output: int, compute_s: float) -> dict[int, Outcome]:
+        n_outputs = sum(len(job.outputs) for job in jobs)
+        logits = self._llama.logits(first_output + n_outputs)[first_output:] if n_outputs else None
         outcomes: dict[int, Outcome] = {}
-        place = np.cumsum(self._llama.wanted[:n_rows])  # the batch's row r has logits row place[r] - 1
-        logits = self._llama.logits(int(place[-1])) if place[-1] else None
-        for index, job in enumerate(jobs):
-            rows = []
+        start = 0
+        for job in jobs:
+            rows: tuple[TopK, ...] = ()
             if logits is not None and job.outputs:
-                kept = self._room_for_rows(job)
-                for at, row in enumerate(job.outputs):
-                    kept[at] = logits[place[index * job.n_computed + row] - 1]
+                own = logits[start : start + len(job.outputs)]
+                start += len(job.outputs)
                 try:
-                    rows = [self._top_k.reduce(row, job.top_k, job.temperature) for row in kept]
+                    rows = tuple(self._top_k.reduce(row, job.top_k, job.temperature) for row in own)
                 except EngineError as error:
                     outcomes[job.slot] = self._rolled_back(job, error)
                     continue
-            outcomes[job.slot] = self._settled(job, JobResult(None, tuple(rows), compute_s))
+                self._unkept.append((job.slot, own))
+            outcomes[job.slot] = self._settled(job, JobResult(None, rows, compute_s))
         return outcomes
-
-    def _room_for_rows(self, job: Job) -> NDArray[np.float32]:
-        kept = self.full_rows.get(job.slot)
-        if kept is None or len(kept) != len(job.outputs):
-            kept = self.full_rows[job.slot] = np.empty((len(job.outputs), self._shape.n_vocab), np.float32)
-        return kept
 
     def _settled(self, job: Job, result: JobResult) -> JobResult:
         """The slot now holds the job's positions, without the dummy row's."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshswarm.errors import LocalError, RemoteProtocolError
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
 from meshswarm.stage.span import Span
+from meshswarm.stage.tap import is_within
 
 MAX_OUTPUTS = 64
 """Rows whose logits one job, and one turn of the engine, may ask for: it bounds the logits kept in memory."""
@@ -154,14 +155,9 @@ def _check_hidden(job: Job, shape: SliceShape) -> int:
         raise EngineInputError("hidden states must be rows of float32")
     if hidden.shape[1] != shape.n_embd:
         raise EngineInputError(f"hidden states are {hidden.shape[1]} wide; this model's are {shape.n_embd}")
-    if len(hidden) and not is_sound(hidden):
+    if len(hidden) and not is_within(hidden, MAX_ACTIVATION):
         raise EngineInputError(f"a hidden state is not a number or above {MAX_ACTIVATION:g}")
     return len(hidden)
-
-
-def is_sound(hidden: NDArray[np.float32]) -> bool:
-    """Whether every number is finite and within `MAX_ACTIVATION` (NaN compares false)."""
-    return bool(hidden.max() <= MAX_ACTIVATION) and bool(hidden.min() >= -MAX_ACTIVATION)
 
 
 def _check_outputs(job: Job, shape: SliceShape, n_rows: int) -> None:

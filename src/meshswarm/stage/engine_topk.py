@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from meshswarm.stage.engine_jobs import EngineError, TopK
 
 _GROUP_ROWS = 64
+_SMALLEST_SAFE_SUM = 1e-25
+"""Above it, what a float32 exponential rounds down to zero does not count; below, the tail is summed anew, shifted."""
 
 
 class TopKReducer:
@@ -24,31 +26,49 @@ class TopKReducer:
 
     def reduce(self, row: NDArray[np.float32], k: int, temperature: float) -> TopK:
         """`row` float32 [n_vocab]; 1 <= k (cut to n_vocab). Raises EngineError when the row holds NaN or +inf."""
-        if not math.isfinite(float(row.max())):  # NaN wins every max
-            raise EngineError("the model computed logits that are not numbers")
         ids = _largest(row, min(k, row.size))
-        return TopK(ids, row[ids], self._tail_log_mass(row, ids, temperature if temperature > 0 else 1.0))
+        logits = row[ids]
+        largest = float(logits.max(initial=-math.inf))  # of none where NaN kept everything from comparing
+        tail_log_mass = self._tail_log_mass(row, ids, largest, temperature if temperature > 0 else 1.0)
+        if math.isnan(tail_log_mass) or not math.isfinite(largest):
+            raise EngineError("the model computed logits that are not numbers")
+        return TopK(ids, logits, tail_log_mass)
 
-    def _tail_log_mass(self, row: NDArray[np.float32], ids: NDArray[np.int32], temperature: float) -> float:
-        """log(sum(exp(logit / temperature))) over every id not in `ids`, shifted by the tail's own maximum."""
-        tail = self._scratch
-        np.copyto(tail, row)
-        tail[ids] = -np.inf
-        largest = float(tail.max())
-        if largest == -math.inf:
-            return -math.inf
-        tail -= np.float32(largest)
+    def _tail_log_mass(
+        self, row: NDArray[np.float32], ids: NDArray[np.int32], largest: float, temperature: float
+    ) -> float:
+        """log(sum(exp(logit / temperature))) over every id not in `ids`; `largest` is the row's maximum.
+
+        NaN when any of them is, or when the largest is not finite.
+        """
+        if ids.size == row.size or not math.isfinite(largest):
+            return largest - math.inf
+        mass = self._sum_of_exp(row, ids, largest, temperature)
+        if mass < _SMALLEST_SAFE_SUM:
+            np.copyto(self._scratch, row)
+            self._scratch[ids] = -np.inf
+            largest = float(self._scratch.max())
+            if largest == -math.inf:
+                return -math.inf
+            mass = self._sum_of_exp(row, ids, largest, temperature)
+        return largest / temperature + math.log(mass)
+
+    def _sum_of_exp(self, row: NDArray[np.float32], ids: NDArray[np.int32], shift: float, temperature: float) -> float:
+        """Sum of exp((logit - shift) / temperature) over every id not in `ids`."""
+        scratch = self._scratch
+        np.subtract(row, np.float32(shift), out=scratch)
+        scratch[ids] = -np.inf
         if temperature != 1.0:
-            tail *= np.float32(min(1.0 / temperature, 1e30))  # 0 * inf is not a number
-        np.exp(tail, out=tail)
-        return largest / temperature + math.log(float(tail.sum()))
+            scratch *= np.float32(min(1.0 / temperature, 1e30))  # 0 * inf is not a number
+        np.exp(scratch, out=scratch)
+        return float(scratch.sum())
 
 
 def _largest(row: NDArray[np.float32], k: int) -> NDArray[np.int32]:
     """Ids of the `k` largest entries, descending, the lower id first among equals: int32 [k].
 
     The k-th largest of the maxima of disjoint groups is a lower bound of the k-th largest entry, so everything that
-    counts is at or above it, and little else: no partition of the whole row is needed.
+    counts is at or above it, and little else: no partition of the whole row is needed. NaN has no place in this order.
     """
     if k == 1:
         return np.array([row.argmax()], np.int32)  # the first of equals

@@ -9,6 +9,8 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include <float.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +19,7 @@
 #define NAME_BYTES 64 /* GGML_MAX_NAME */
 #define GGML_TYPE_F32 0
 
-enum { TAP_OK = 0, TAP_NOT_F32 = 1, TAP_WRONG_SHAPE = 2, TAP_TOO_MANY_ROWS = 3 };
+enum { TAP_OK = 0, TAP_NOT_F32 = 1, TAP_WRONG_SHAPE = 2, TAP_TOO_MANY_ROWS = 3, TAP_NOT_FINITE = 4 };
 
 struct tap {
     const char *(*get_name)(const void *tensor);
@@ -37,6 +39,15 @@ struct tap {
     int32_t error;
     volatile int32_t cancelled;
 };
+
+/* Whether every number's magnitude is at most `bound`: NaN compares false. No early exit, so that it vectorises. */
+static bool all_within(const float *numbers, size_t n, float bound) {
+    int outside = 0;
+    for (size_t i = 0; i < n; i++) {
+        outside |= !(fabsf(numbers[i]) <= bound);
+    }
+    return !outside;
+}
 
 /* Rows of the tensor, or -1 with the error set. `type` is the first field of the public struct ggml_tensor. */
 static int64_t rows_of(struct tap *tap, const void *tensor, int64_t done) {
@@ -62,6 +73,7 @@ static bool on_node(void *tensor, bool ask, void *user_data) {
     const bool captures = !injects && tap->capture_name[0] != '\0' && strcmp(name, tap->capture_name) == 0;
     const size_t row_bytes = (size_t)tap->n_embd * sizeof(float);
     int64_t n_rows;
+    float *rows;
 
     if (ask || tap->error != TAP_OK) {
         return ask && (injects || captures || tap->error != TAP_OK);
@@ -80,8 +92,12 @@ static bool on_node(void *tensor, bool ask, void *user_data) {
         if (n_rows < 0) {
             return false;
         }
-        tap->tensor_get(tensor, tap->capture + tap->captured * tap->n_embd, 0, (size_t)n_rows * row_bytes);
+        rows = tap->capture + tap->captured * tap->n_embd;
+        tap->tensor_get(tensor, rows, 0, (size_t)n_rows * row_bytes);
         tap->captured += n_rows;
+        if (!all_within(rows, (size_t)(n_rows * tap->n_embd), FLT_MAX)) {
+            tap->error = TAP_NOT_FINITE;
+        }
         return false;
     }
     return true;
@@ -91,6 +107,23 @@ static bool on_node(void *tensor, bool ask, void *user_data) {
 static bool is_cancelled(void *user_data) {
     return ((const struct tap *)user_data)->cancelled != 0;
 }
+
+/* is_within(rows, bound): whether all float32 numbers of a C-contiguous buffer have a magnitude of at most `bound`. */
+static PyObject *is_within(PyObject *module, PyObject *args) {
+    PyObject *rows;
+    double bound;
+    Py_buffer view;
+    bool within;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Od", &rows, &bound) || PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    within = all_within(view.buf, (size_t)view.len / sizeof(float), (float)bound);
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(within);
+}
+
+static PyMethodDef methods[] = {{"is_within", is_within, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
 
 static int add_constants(PyObject *module) {
     PyObject *on_node_address = PyLong_FromVoidPtr((void *)on_node);
@@ -107,7 +140,7 @@ static int add_constants(PyObject *module) {
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_constants}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_tap", "Addresses of the native tap's functions and the size of its struct.", 0, NULL, slots,
+    PyModuleDef_HEAD_INIT, "_tap", "The native tap: addresses of its callbacks, size of its struct.", 0, methods, slots,
     NULL, NULL, NULL,
 };
 

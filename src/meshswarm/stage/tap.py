@@ -23,12 +23,14 @@ except ImportError:  # installed without a C compiler
     _native = None
 
 _NAME_BYTES = 64  # GGML_MAX_NAME
+_UNFIT = "this build of llama.cpp does not fit the model family: "
 _FAULTS = {
-    1: "the node of the graph does not hold float32 rows",
-    2: "the rows of the graph's node have another width than the model's hidden states",
-    3: "the graph ran over more rows than it was given",
+    1: _UNFIT + "a node of its graph does not hold float32 rows",
+    2: _UNFIT + "the rows of a node of its graph have another width than the model's hidden states",
+    3: _UNFIT + "its graph ran over more rows than it was given",
+    4: "the model computed hidden states that are not numbers: its file may be damaged",
 }
-_NOT_F32, _WRONG_SHAPE, _TOO_MANY_ROWS = _FAULTS
+_NOT_F32, _WRONG_SHAPE, _TOO_MANY_ROWS, _NOT_FINITE = _FAULTS
 _FUNCTIONS = {
     "get_name": (ctypes.c_char_p, [ctypes.c_void_p]),
     "nbytes": (ctypes.c_size_t, [ctypes.c_void_p]),
@@ -40,7 +42,7 @@ _FUNCTIONS = {
 
 
 class TapError(LocalError):
-    """The computation graph is not what the tap expects: this build of llama.cpp does not fit the model family."""
+    """What ran is not what the tap expects of a graph, or what it read are not numbers."""
 
 
 class _Context(ctypes.Structure):
@@ -61,9 +63,30 @@ class _Context(ctypes.Structure):
     )
 
 
+class Port:
+    """A node of the graph by its name, and the rows to write into it or to read it into.
+
+    `rows` is float32 [n, n_embd], C-contiguous. Made once and used for many runs where the rows' memory stays the same.
+    """
+
+    def __init__(self, node: str, rows: NDArray[np.float32]) -> None:
+        self.node = node.encode()
+        assert 0 < len(self.node) < _NAME_BYTES, node
+        assert rows.dtype == np.float32 and rows.ndim == 2 and rows.flags.c_contiguous
+        self.rows = rows
+        self.address = rows.ctypes.data
+
+
 def native_available() -> bool:
     """Whether the native tap was built with this installation (`doctor` warns when not)."""
     return _native is not None and ctypes.sizeof(_Context) == _native.TAP_BYTES
+
+
+def is_within(rows: NDArray[np.float32], bound: float) -> bool:
+    """Whether every number in `rows` is one, and of a magnitude of at most `bound`."""
+    if _native is not None and rows.flags.c_contiguous:
+        return bool(_native.is_within(rows, bound))
+    return bool(rows.max() <= bound) and bool(rows.min() >= -bound)  # NaN wins every max, and compares false
 
 
 class Tap:
@@ -83,7 +106,7 @@ class Tap:
             function = self._ggml[name] = getattr(ggml, f"ggml_{name}")
             function.restype, function.argtypes = result, arguments
             setattr(self._context, name, ctypes.cast(function, ctypes.c_void_p).value)
-        self._rows: tuple[object, ...] = ()
+        self._run: tuple[int, Port | None, Port | None] = 0, None, None
         self.user_data = ctypes.addressof(self._context)
         if self.is_native:
             self.callback = llama_cpp.ggml_backend_sched_eval_callback(_native.ON_NODE)
@@ -93,53 +116,33 @@ class Tap:
             # Null: in Python it would take the interpreter lock at every node, also of graphs nobody cancels.
             self.abort_callback = llama_cpp.ggml_abort_callback()
 
-    def start(
-        self,
-        n_rows: int,
-        *,
-        inject: tuple[str, NDArray[np.float32]] | None = None,
-        capture: tuple[str, NDArray[np.float32]] | None = None,
-    ) -> None:
-        """Prepare for one graph run of `n_rows` rows.
+    def start(self, n_rows: int, *, inject: Port | None = None, capture: Port | None = None) -> None:
+        """Prepare for one graph run of `n_rows` rows: those of `inject` are written, those of `capture` read.
 
-        `inject` and `capture` name a node each, with C-contiguous float32 [>= n_rows, n_embd] to write into it or to
-        read it into. Both arrays are used until `finish`.
+        Both hold at least `n_rows` rows, and are in use until `finish`.
         """
         context = self._context
         context.n_rows = n_rows
         context.injected = context.captured = context.error = 0
-        context.inject_name, context.inject = self._point(inject, n_rows)
-        context.capture_name, context.capture = self._point(capture, n_rows)
-        self._rows = (inject, capture)
+        context.inject_name, context.inject = (b"", None) if inject is None else (inject.node, inject.address)
+        context.capture_name, context.capture = (b"", None) if capture is None else (capture.node, capture.address)
+        self._run = n_rows, inject, capture
 
     def finish(self) -> None:
         """Raises TapError unless every row was written and read. Call it after a `llama_decode` that succeeded."""
         context = self._context
-        self._rows = ()
+        n_rows, inject, capture = self._run
+        self._run = 0, None, None
         if context.error:
-            raise TapError(f"llama.cpp's graph does not fit: {_FAULTS[context.error]}")
-        for name, wanted, n_done in (
-            (context.inject_name, context.inject, context.injected),
-            (context.capture_name, context.capture, context.captured),
-        ):
-            if wanted and n_done != context.n_rows:
-                raise TapError(
-                    f"llama.cpp's graph gave {n_done} of {context.n_rows} rows of its node {name.decode()!r}"
-                )
+            raise TapError(_FAULTS[context.error])
+        for port, n_done in ((inject, context.injected), (capture, context.captured)):
+            if port is not None and n_done != n_rows:
+                node = port.node.decode()
+                raise TapError(f"{_UNFIT}its graph gave {n_done} of {n_rows} rows of its node {node!r}")
 
     def cancel(self) -> None:
         """Stop a running `llama_decode` at its next node, and every later one (native only). Any thread may call it."""
         self._context.cancelled = 1
-
-    def _point(self, end: tuple[str, NDArray[np.float32]] | None, n_rows: int) -> tuple[bytes, int | None]:
-        if end is None:
-            return b"", None
-        name, rows = end
-        encoded = name.encode()
-        assert 0 < len(encoded) < _NAME_BYTES, name
-        assert rows.dtype == np.float32 and rows.flags.c_contiguous and rows.shape[0] >= n_rows, rows.shape
-        assert rows.ndim == 2 and rows.shape[1] == self._context.n_embd, rows.shape
-        return encoded, rows.ctypes.data
 
     def _on_node(self, tensor: int, ask: bool, _user_data: int) -> bool:
         """tap.c's `on_node`, statement by statement."""
@@ -167,6 +170,9 @@ class Tap:
                 target = context.capture + context.captured * row_bytes
                 self._ggml["backend_tensor_get"](tensor, target, 0, n_rows * row_bytes)
                 context.captured += n_rows
+                rows = (ctypes.c_float * (n_rows * context.n_embd)).from_address(target)
+                if not np.isfinite(np.frombuffer(rows, np.float32)).all():
+                    context.error = _NOT_FINITE
                 return False
             return True
         except BaseException:
