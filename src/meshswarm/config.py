@@ -119,6 +119,11 @@ class Home:
         return self.root / "peers.json"
 
     @property
+    def vocabularies(self) -> Path:
+        """Model files without weights, made from headers, which llama.cpp tokenises with."""
+        return self.root / "vocabularies"
+
+    @property
     def spill(self) -> Path:
         """Activation-log overflow, encrypted under a key that lives in memory only."""
         return self.root / "spill"

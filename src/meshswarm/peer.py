@@ -44,7 +44,7 @@ from meshswarm.stage.span import Span
 
 DEFAULT_N_CTX = 4096
 PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
-DRAIN_S = 5.0
+DRAIN_S = 3.0
 SURVEY_PERIOD_S = 120.0
 WINDOW_ROWS = 2 * MAX_ROWS_PER_STEP
 
@@ -88,20 +88,38 @@ class Peer:
         home = self.settings.home.create()
         lock = HomeLock(home)
         try:
-            self.identity = Identity.load_or_create(home.key)
-            self.store = Store(home.root)
-            api_key = self._api_key()
-            self.api = self._bind_api(api_key)
-            try:
-                self.endpoint = await self._bind_endpoint()
-                try:
-                    await self._live()
-                finally:
-                    await self.endpoint.close()
-            finally:
-                await self.api.stop()
+            await self._run(home)
         finally:
             lock.release()
+
+    async def _run(self, home: Home) -> None:
+        """Parts end in the opposite order of their start, each whether or not the others managed to."""
+        self.identity = Identity.load_or_create(home.key)
+        self.store = Store(home.root)
+        async with contextlib.AsyncExitStack() as parts:
+            self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
+            writer = ReceiptWriter(self.receipts, self._warn)
+            parts.push_async_callback(asyncio.to_thread, writer.close)
+            parts.push_async_callback(self._stop_engine)
+            self.endpoint = await self._bind_endpoint()
+            parts.push_async_callback(self.endpoint.close)
+            self.api = self._bind_api(self._api_key())
+            parts.push_async_callback(self.api.stop)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    await self._live(tasks, writer)
+            except BaseExceptionGroup as group:
+                known, unknown = group.split(MeshswarmError)
+                if known is None or unknown is not None:
+                    raise
+                raise known.exceptions[0] from None
+
+    def _warn(self, error: MeshswarmError) -> None:
+        self._report({"event": "warning", "message": str(error)})
+
+    async def _stop_engine(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()
 
     # -- ports
 
@@ -135,44 +153,42 @@ class Peer:
 
     # -- living
 
-    async def _live(self) -> None:
-        failure: MeshswarmError | None = None
-        async with asyncio.TaskGroup() as tasks:
-            background: list[asyncio.Task[None]] = []
-            try:
-                await self._compose(tasks, background)
-                await self._stopping.wait()
-            except MeshswarmError as error:
-                failure = error
-            finally:
-                await self._leave()
-                for task in background:
-                    task.cancel()
-        if failure is not None:
-            raise failure
-
-    async def _compose(self, tasks: asyncio.TaskGroup, background: list[asyncio.Task[None]]) -> None:
+    async def _live(self, tasks: asyncio.TaskGroup, writer: ReceiptWriter) -> None:
         home = self.settings.home
         swarm = Swarm(self.settings.swarm)
-        self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
-        self._writer = ReceiptWriter(
-            self.receipts, lambda error: self._report({"event": "warning", "message": str(error)})
-        )
-        bookkeeper = Bookkeeper(self.identity, self._writer, swarm.swarm_id)
+        bookkeeper = Bookkeeper(self.identity, writer, swarm.swarm_id)
         self.dht = Dht(self.endpoint, self.identity, swarm)
-        self.sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
-        self.spans = SpanServer(self.endpoint, tasks, bookkeeper, self.sent)
+        sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
+        self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         offer_headers(self.endpoint, self.store)
-        directory = ModelDirectory(self.endpoint, self.store, self.dht, home.root / "vocabularies")
+        directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         head = Head(self.endpoint, self.identity, self.dht, directory, bookkeeper, tasks, self._own_records)
+        background = [tasks.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
+        try:
+            await self._stopping.wait()
+        finally:
+            await self._leave(sent)
+            for task in background:
+                task.cancel()
+
+    async def _start(self, head: Head, directory: ModelDirectory) -> None:
+        """From a bound socket to "ready", and what goes on from there. A signal may cancel it anywhere."""
         await self.api.start(head, views={"/meshswarm/status": self._status, "/meshswarm/peers": self._peers})
         self._report({"event": "started", **self._reach()})
         await self._join()
-        background.append(tasks.create_task(self.dht.run()))
         if self.settings.model is not None:
             await self._serve(self.settings.model, directory)
-        background.append(tasks.create_task(self._survey()))
         self._report({"event": "ready", **self._reach(), **self._serving()})
+        await self._survey()
+
+    async def _leave(self, sent: SentRows) -> None:
+        """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
+        self.spans.draining = True
+        save_known_peers(self.settings.home.known_peers, self.dht.known_peers())
+        await self.dht.withdraw()
+        await self.api.stop()
+        await self.spans.drain(DRAIN_S)
+        await sent.stop()
 
     async def _join(self) -> None:
         asked = [(peer, (address,)) for peer, address in self.settings.join]
@@ -184,22 +200,6 @@ class Peer:
             if self.endpoint.connection(peer) is None:
                 self._report({"event": "join-failed", "peer": str(peer), "address": str(address)})
         self._report({"event": "joined", "peers": reached})
-
-    async def _leave(self) -> None:
-        """Out of the swarm in good order: no new sessions, the running ones get a moment, the records go."""
-        with contextlib.suppress(MeshswarmError):
-            if hasattr(self, "spans"):
-                await self.spans.drain(DRAIN_S)
-                await self.sent.stop()
-            if hasattr(self, "dht"):
-                save_known_peers(self.settings.home.known_peers, self.dht.known_peers())
-                if self._coverage is not None:
-                    await self.dht.withdraw(self._coverage)
-        await self.api.stop(drain_s=0.0)
-        if self._engine is not None:
-            await self._engine.stop()
-        if hasattr(self, "_writer"):
-            await asyncio.to_thread(self._writer.close)
 
     # -- serving layers
 
@@ -289,10 +289,9 @@ class Peer:
         return [] if self._coverage is None else [self._coverage]
 
     def _reach(self) -> dict[str, Any]:
-        address = Address("127.0.0.1", self.endpoint.address.port) if self.endpoint.address.is_unspecified else None
         return {
             "peer_id": str(self.identity.peer_id),
-            "address": f"{self.identity.peer_id}@{address or self.endpoint.address}",
+            "address": f"{self.identity.peer_id}@{self.endpoint.addresses[0]}",
             "api": self.api.base_url,
             "swarm": self.settings.swarm,
         }
