@@ -14,6 +14,7 @@ from tests.stage.chain import job
 from tests.stage.conftest import Cut
 
 from meshswarm.artifacts.gguf import read_header
+from meshswarm.stage.engine import padding
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import EngineError, EngineInputError, Job, JobResult, SliceShape
 from meshswarm.stage.families import FAMILIES, Family
@@ -35,9 +36,9 @@ def load() -> Iterator[Load]:
     loaded: list[SpanComputer] = []
 
     def load_slice(
-        path: Path, span: Span = WHOLE, family: Family = FAMILIES["llama"]
+        path: Path, span: Span = WHOLE, family: Family = FAMILIES["llama"], n_threads: int = 1
     ) -> tuple[LlamaSpan, SpanComputer]:
-        llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=1, max_rows=128)
+        llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=n_threads, max_rows=128)
         shape = SliceShape(span, N_LAYERS, llama.n_embd, llama.n_vocab, N_CTX, llama.max_rows, takes_hidden=True)
         loaded.append(SpanComputer(llama, shape, family, N_SLOTS))
         return llama, loaded[-1]
@@ -132,6 +133,18 @@ def test_exact_bits_do_not_depend_on_company(whole: SpanComputer) -> None:
         assert np.array_equal(steps(slot)[0], rows)
 
 
+def test_exact_bits_do_not_depend_on_the_number_of_threads(load: Load, tiny: Path) -> None:
+    """At a context where they do for a lone row: its attention is then shared out between the threads and summed up."""
+    rows = {}
+    for profile in Profile:
+        for n_threads in (1, 2):
+            _, computer = load(tiny, n_threads=n_threads)
+            prefill(computer, 0, 260, profile)
+            rows[profile, n_threads] = logits(computer, ids_job(0, 260, 261, profile))[0]
+    assert np.array_equal(rows[Profile.EXACT, 1], rows[Profile.EXACT, 2])
+    assert not np.array_equal(rows[Profile.FAST, 1], rows[Profile.FAST, 2])
+
+
 def test_exact_bits_of_a_middle_span_do_not_depend_on_row_count_and_company(middle: SpanComputer) -> None:
     rows = random_rows(9)
     (at_once,) = hidden(middle, hidden_job(0, 0, rows, profile=Profile.EXACT))
@@ -170,6 +183,15 @@ def test_hidden_states_enter_a_first_span_too(load: Load, tiny: Path, cut: Cut) 
     table = np.frombuffer(tiny.read_bytes(), "<f4", 32 * 64, header.data_offset + tensor.offset).reshape(32, 64)
     by_token, by_row = hidden(first, job(0, 0, 2, tokens=IDS[:6])), hidden(first, job(1, 0, 2, hidden=table[IDS[:6]]))
     assert np.array_equal(by_token[0], by_row[0])
+
+
+def test_a_padded_first_span_gives_the_same_rows_without_wanting_logits(load: Load, tiny: Path, cut: Cut) -> None:
+    span = Span(0, 2)
+    assert [padding(each, N_LAYERS) for each in (span, Span(1, 3), Span(2, 4), WHOLE)] == [1, 0, 0, 0]
+    plain, lean = load(cut(tiny, span), span), load(cut(tiny, span, padding(span, N_LAYERS)), span)
+    rows = [hidden(computer, job(0, 0, 2, tokens=IDS[:6]))[0] for _, computer in (plain, lean)]
+    assert np.array_equal(*rows)
+    assert plain[0].wanted[:6].all() and not lean[0].wanted[:6].any()
 
 
 def test_an_early_exit_is_the_residual_after_that_layer(load: Load, tiny: Path, cut: Cut) -> None:
