@@ -53,6 +53,7 @@ class Baseline:
 
 
 def tokenize(gguf: Path, text: str) -> list[int]:
+    start_llama()
     settings = llama_cpp.llama_model_default_params()
     settings.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(str(gguf).encode(), settings)

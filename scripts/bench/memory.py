@@ -36,8 +36,8 @@ def main() -> None:
         fetch_model(folder / "first")
         with chain(folder, even_spans(3), f"bench-{secrets.token_hex(4)}", *settings) as peers:
             print(f"Resident memory in MB, {options.sessions} sessions of {options.ctx} positions")
-            print("  layers    slice      KV   fresh  worked   beyond slice and KV")
-            fresh = [resident_bytes(peer.process.pid) for peer in peers]
+            print("  layers    slice      KV   fresh  worked  (anon)  (file)   beyond slice and KV")
+            fresh = [resident_bytes(peer.process.pid, "VmRSS") for peer in peers]
             body = {"model": None, "prompt": words[:1000], "max_tokens": 64, "temperature": 0, "ignore_eos": True}
             ask(peers[0].api, "/completions", body)
             for peer, before in zip(peers, fresh, strict=True):
@@ -50,16 +50,16 @@ def report(peer: PeerProcess, fresh: int, n_ctx: int, n_sessions: int) -> None:
     (model,) = store.models()
     slice_bytes = store.slice_file(model.model_id, span).path.stat().st_size
     kv_bytes = len(span) * kv_bytes_per_layer(model.n_kv_row, n_ctx, n_sessions)
-    worked = resident_bytes(peer.process.pid)
+    worked, anon, file = (resident_bytes(peer.process.pid, kind) for kind in ("VmRSS", "RssAnon", "RssFile"))
     beyond = (max(fresh, worked) - slice_bytes - kv_bytes) / MB
     verdict = "kept" if beyond <= ALLOWED_MB else "BROKEN"
-    figures = "".join(f"{n_bytes / MB:8.1f}" for n_bytes in (slice_bytes, kv_bytes, fresh, worked))
+    figures = "".join(f"{n_bytes / MB:8.1f}" for n_bytes in (slice_bytes, kv_bytes, fresh, worked, anon, file))
     print(f"  {span!s:>6} {figures}   {beyond:6.1f}   rule (<= {ALLOWED_MB:.0f} MB) {verdict}")
 
 
-def resident_bytes(pid: int) -> int:
-    """VmRSS of a process (Linux), mapped pages of its model file included."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+def resident_bytes(pid: int, kind: str) -> int:
+    """Resident memory of a process (Linux, proc(5)): "VmRSS" is all of it, mapped pages of its slice included."""
+    found = re.search(rf"^{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 
