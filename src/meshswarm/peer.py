@@ -35,7 +35,7 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.routing.placement import choose_span
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
-from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.engine import SpanEngine, padding
 from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.sent_rows import SentRows
@@ -210,7 +210,9 @@ class Peer:
         span = self.settings.span or await self._choose_span(info)
         n_ctx = min(self.settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
         self._report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
-        slice_file = await asyncio.to_thread(self.store.slice_file, info.model_id, span)
+        slice_file = await asyncio.to_thread(
+            self.store.slice_file, info.model_id, span, pad_layers=padding(span, info.n_layers)
+        )
         engine = await asyncio.to_thread(
             SpanEngine.load,
             slice_file.path,
@@ -251,7 +253,7 @@ class Peer:
         header = self.store.header(info.model_id)
         costs = [n_bytes + kv_bytes for n_bytes in layer_weight_bytes(header, info.n_layers)]
         held = [record.span for record in await self.dht.coverage(info.model_id, info.n_layers)]
-        fixed = shared_weight_bytes(header) + PROCESS_BYTES
+        fixed = shared_weight_bytes(header) + kv_bytes + PROCESS_BYTES  # one layer of padding has KV cells too
         span = choose_span(costs, fixed, self.settings.memory_bytes, held)
         if span is None:
             raise ConfigError(

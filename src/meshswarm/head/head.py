@@ -82,9 +82,7 @@ class Head:
         prepared = await self._prepare(request)
         session, route = await self._open_route(prepared, request)
         try:
-            summary = RouteSummary(
-                tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops), _numclass(route)
-            )
+            summary = RouteSummary(tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops), _numclass(route))
             yield Started(
                 request_id=secrets.token_hex(12),
                 model=prepared.card.name,
@@ -98,9 +96,7 @@ class Head:
                 vocabulary=prepared.voice.vocabulary,
                 sampler=prepared.sampler,
                 text=TextStream(request.stop),
-                limits=Limits(
-                    request.max_tokens, session.core.terms.n_ctx, request.ignore_eos, bool(request.stop)
-                ),
+                limits=Limits(request.max_tokens, session.core.terms.n_ctx, request.ignore_eos, bool(request.stop)),
                 fingerprint=_fingerprint(prepared.card, summary),
             )
             session.listen(answer)
@@ -229,13 +225,9 @@ def _tokenise(request: GenerationRequest, voice: Voice, card: ModelCard) -> list
             raise RequestError(f"the model {card.name} has no chat template; use /v1/completions", param="messages")
         return voice.template.tokens(request.messages, voice.vocabulary)
     if isinstance(request.prompt, str):
-        vocabulary = voice.vocabulary
-        tokens = vocabulary.encode(request.prompt, parse_special=True)
-        return [vocabulary.bos, *tokens] if vocabulary.add_bos and vocabulary.bos is not None else tokens
+        return voice.vocabulary.encode_prompt(request.prompt)
     tokens = list(request.prompt or ())
-    bad = next((token for token in tokens if not 0 <= token < card.n_vocab), None)
-    if bad is not None:
-        raise RequestError(f"the token id {bad} is outside the vocabulary of {card.n_vocab}", param="prompt")
+    voice.vocabulary.check(tokens)
     return tokens
 
 
