@@ -21,7 +21,7 @@ STEP = 64
 """Work of one operation, whatever it does: about a microsecond, or a list item's memory."""
 MAX_DEPTH = 64
 MAX_TEXT = 4 << 20
-BASE_WORK = 32 << 20
+BASE_WORK = 16 << 20
 WORK_PER_CHARACTER = 32
 WORK_PER_MESSAGE = 512 * STEP
 

@@ -62,8 +62,6 @@ def vocabulary_file(header: GgufHeader, folder: Path) -> Path:
     check_tokenizer(header)
     if header.text(MODEL_KEY) in NO_VOCABULARY:
         raise header.fault(MODEL_KEY, "says that there is no vocabulary")
-    if header.text(MODEL_KEY) == "llama":
-        _check_bytes(header)
     sweep_temporaries(folder)
     untried = folder / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
     try:
@@ -81,13 +79,3 @@ def _content(header: GgufHeader) -> bytes:
         if key in _ENTRIES:
             writer.copy(header, entry)
     return writer.finish()
-
-
-def _check_bytes(header: GgufHeader) -> None:
-    """A text with a character that is no token falls back to byte tokens; where one is missing llama.cpp (0.3.36,
-    `llama_vocab::byte_to_token`) throws through its C interface, which ends the process."""
-    key = "tokenizer.ggml.tokens"
-    tokens = set(header.strings(key))
-    for byte in range(256):
-        if b"<0x%02X>" % byte not in tokens and not (0 < byte < 128 and bytes([byte]) in tokens):
-            raise header.fault(key, f"has no token for the byte 0x{byte:02X}: some texts could not be tokenised")
