@@ -55,10 +55,23 @@ def test_an_older_step_is_dropped_and_a_gap_waits() -> None:
 
 
 def test_a_gap_that_never_closes_is_refused() -> None:
-    session = first_span()
+    session = SpanSession(opening(), N_EMBD, window=128)
     with pytest.raises(RemoteProtocolError, match="step 0 never came"):
         for seq in range(1, 100):
             session.on_step(token_step(seq, seq))
+
+
+def test_steps_that_wait_for_an_earlier_one_take_no_more_room_than_the_window() -> None:
+    session = first_span()
+    session.on_step(token_step(1, 16, 32))
+    with pytest.raises(RemoteProtocolError, match="window of 32"):
+        session.on_step(token_step(2, 48, 1))
+
+
+def test_a_step_that_waits_is_looked_at_when_it_comes() -> None:
+    session = SpanSession(opening(Span(10, 20)), N_EMBD, window=32)
+    with pytest.raises(RemoteProtocolError, match="carries 1000000 bytes"):
+        session.on_step(hidden_step(1, 0, 1, n_bytes=1_000_000))
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,11 @@ class SpanSession:
 
     def on_step(self, step: Step) -> list[Action]:
         """A STEP arrived from the previous peer. Raises RemoteProtocolError when it breaks the session's rules."""
-        if step.seq < self._next_seq:
+        if step.seq < self._next_seq or step.seq in self._waiting:
             return []
         if step.seq > self._next_seq:
+            self._check_rows(step)
+            self._check_window(step)
             if len(self._waiting) >= MAX_WAITING_STEPS:
                 raise RemoteProtocolError(
                     f"step {self._next_seq} never came, and {MAX_WAITING_STEPS} later ones are already waiting for it"
@@ -117,9 +119,7 @@ class SpanSession:
                 f"step {step.seq} ends at position {step.pos0 + step.n_rows}, beyond the {self.opening.n_ctx} reserved"
             )
         self._check_rows(step)
-        in_flight = sum(waiting.n_rows for waiting in self._computing.values())
-        if in_flight + step.n_rows > self.window:
-            raise RemoteProtocolError(f"step {step.seq} exceeds the window of {self.window} rows under way")
+        self._check_window(step)
         digest = self.input_hash.step(step.seq, step.pos0, step.n_rows, step.tokens, step.hidden)
         if step.running_hash is not None and step.running_hash != digest:
             raise RemoteProtocolError(f"the rows up to step {step.seq} are not the ones their sender hashed")
@@ -129,6 +129,12 @@ class SpanSession:
         self._count(step, bytes_in=len(step.tokens or step.hidden or b""))
         emits = bool(step.flags & Flag.EMIT) and self.opening.returns is Returns.LOGITS
         return Compute(step, (step.n_rows - 1,) if emits else ())
+
+    def _check_window(self, step: Step) -> None:
+        """What is kept of a session, computing or waiting for an earlier step, is at most its window."""
+        under_way = sum(kept.n_rows for kept in (*self._computing.values(), *self._waiting.values()))
+        if under_way + step.n_rows > self.window:
+            raise RemoteProtocolError(f"step {step.seq} exceeds the window of {self.window} rows under way")
 
     def _check_rows(self, step: Step) -> None:
         if self.takes_tokens:
