@@ -101,7 +101,7 @@ def test_bulk_arrives_whole_over_a_lossy_path() -> None:
 def test_bulk_far_above_the_window_flows_and_the_window_follows_delivery() -> None:
     wire = connected(delay_s=0.0005)
     for side in (wire.client, wire.server):
-        side.widen(16384, window_bytes=1 << 20, unpaced=True)
+        side.widen_to_loopback(16384, window_bytes=1 << 20)
     size = CONNECTION_WINDOW_BYTES + CONNECTION_WINDOW_BYTES // 2
     send(wire, size)
     wire.rest(0.2)
@@ -168,7 +168,7 @@ def test_no_probe_before_keys_or_after_the_end() -> None:
 @pytest.mark.parametrize("size", [1440, 8900, 16384])
 def test_a_wider_path_carries_full_datagrams_and_data_stays_intact(size: int) -> None:
     wire = connected()
-    wire.client.widen(size, window_bytes=INITIAL_WINDOW_DATAGRAMS * size, unpaced=False)
+    wire.client.widen(size, window_bytes=INITIAL_WINDOW_DATAGRAMS * size)
     payload = random.Random(size).randbytes(300_000)
     wire.client.send_stream_data(0, payload)
     assert wire.run(lambda: len(wire.received(1)) == len(payload))
@@ -178,7 +178,7 @@ def test_a_wider_path_carries_full_datagrams_and_data_stays_intact(size: int) ->
 
 def test_a_black_hole_is_counted_and_left_by_narrowing() -> None:
     wire = connected()
-    wire.client.widen(1440, window_bytes=0, unpaced=False)
+    wire.client.widen(1440, window_bytes=0)
     send(wire, 10_000)
     assert wire.client.window.large_losses_in_a_row == 0
     wire.drop = lambda datagram: len(datagram) > 1200

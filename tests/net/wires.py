@@ -16,6 +16,7 @@ from meshswarm.net.quic import PeerConnection, quic_configuration
 
 CLIENT_ADDRESS = ("192.0.2.1", 1)
 SERVER_ADDRESS = ("192.0.2.2", 2)
+TICK_S = 1e-6  # timers fire just after their time, as on every real clock: at that very instant nothing may be due yet
 Drop = Callable[[bytes], bool]
 
 
@@ -67,7 +68,7 @@ class Wire:
     def step(self, stop: float = math.inf) -> bool:
         """Go to the next thing that happens, an arrival or a timer, unless it lies beyond `stop`."""
         self.collect()
-        timers = [timer for _, side in self._sides() if (timer := side.get_timer()) is not None]
+        timers = [timer + TICK_S for _, side in self._sides() if (timer := side.get_timer()) is not None]
         upcoming = min(timers + [at for at, _, _ in self._queue], default=math.inf)
         if upcoming > stop:
             self.now = max(self.now, stop)

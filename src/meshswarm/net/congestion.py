@@ -33,16 +33,16 @@ class WindowControl(RenoCongestionControl):
         self.max_window_bytes = MAX_WINDOW_BYTES
         self.large_losses_in_a_row = 0
 
-    def widen(self, datagram_bytes: int, window_bytes: int) -> None:
-        """The path carries `datagram_bytes` a datagram; start over from `window_bytes` unless more was reached."""
+    def widen(self, datagram_bytes: int, window_bytes: int, max_window_bytes: int) -> None:
+        """The path carries `datagram_bytes` a datagram; go on from `window_bytes` unless more was reached."""
         self._max_datagram_size = datagram_bytes
-        self.congestion_window = max(self.congestion_window, min(window_bytes, self.max_window_bytes))
+        self.max_window_bytes = max_window_bytes
+        self.congestion_window = min(max(self.congestion_window, window_bytes), max_window_bytes)
         self.large_losses_in_a_row = 0
 
     def narrow(self) -> None:
         """Back to the datagram size that every path carries."""
-        self._max_datagram_size = BASE_DATAGRAM_BYTES
-        self.large_losses_in_a_row = 0
+        self.widen(BASE_DATAGRAM_BYTES, 0, MAX_WINDOW_BYTES)
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         super().on_packet_acked(now=now, packet=packet)

@@ -238,11 +238,12 @@ class Link(Connection):
         quic_at = self._quic.get_timer()
         if quic_at is not None and quic_at < at:
             at = quic_at
+        at = max(at, now + MIN_TIMER_S)
         if self._timer is not None:
             if at >= self._timer_at:
                 return
             self._timer.cancel()
-        self._timer_at = at = max(at, now + MIN_TIMER_S)
+        self._timer_at = at
         self._timer = self._owner.loop.call_later(at - now, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -270,7 +271,8 @@ class Link(Connection):
             else:
                 self._handle_rare_event(event, now)
         if self.phase is not Phase.OVER and (close := self._quic.close_event) is not None:
-            self._over(self._remote_close_error(close), [])
+            last = self._quic.datagrams_to_send(now)  # aioquic itself may have closed it, over something it received
+            self._over(self._close_error(close, ours=bool(last)), last)
 
     def _handle_rare_event(self, event: events.QuicEvent, now: float) -> None:
         match event:
@@ -311,10 +313,14 @@ class Link(Connection):
             code = CloseCode.PROTOCOL if self.phase is Phase.OPEN else CloseCode.HELLO_FAILED
             self.end(code, RemoteProtocolError(f"{self._who} broke off its HELLO stream", peer=self._peer_text))
 
-    def _remote_close_error(self, event: events.ConnectionTerminated) -> MeshswarmError:
+    def _close_error(self, event: events.ConnectionTerminated, *, ours: bool) -> MeshswarmError:
+        reason = event.reason_phrase or f"code {event.error_code:#x}"
+        if ours:
+            return RemoteProtocolError(
+                f"{self._who} broke QUIC while {self.phase.value}: {reason}", peer=self._peer_text
+            )
         if event.frame_type is None:
             return close_error(event.error_code, self._who, self._peer_text)
-        reason = event.reason_phrase or f"code {event.error_code:#x}"
         return PeerUnreachableError(f"{self._who} was lost while {self.phase.value}: {reason}", peer=self._peer_text)
 
     # -- HELLO

@@ -33,7 +33,7 @@ from cryptography import x509
 
 from meshswarm.errors import LocalError
 from meshswarm.identity import Identity
-from meshswarm.net.congestion import ALGORITHM, BASE_DATAGRAM_BYTES, BurstPacer, WindowControl
+from meshswarm.net.congestion import ALGORITHM, BASE_DATAGRAM_BYTES, MAX_WINDOW_BYTES, BurstPacer, WindowControl
 
 ALPN = "meshswarm/1"
 CID_BYTES = 8
@@ -265,11 +265,17 @@ class PeerConnection(QuicConnection):
         """The size of datagrams that this side sends now."""
         return self._max_datagram_size
 
-    def widen(self, datagram_bytes: int, *, window_bytes: int, unpaced: bool) -> None:
+    def widen(self, datagram_bytes: int, *, window_bytes: int) -> None:
         """The path was seen to carry `datagram_bytes` (see pathmtu for what is allowed)."""
         self._max_datagram_size = datagram_bytes
-        self.window.widen(datagram_bytes, window_bytes)
-        self._pacer.widen(datagram_bytes, unpaced=unpaced)
+        self.window.widen(datagram_bytes, window_bytes, MAX_WINDOW_BYTES)
+        self._pacer.widen(datagram_bytes, unpaced=False)
+
+    def widen_to_loopback(self, datagram_bytes: int, *, window_bytes: int) -> None:
+        """Both ends are on this machine: no pacing, and never more in flight than the receiving socket can buffer."""
+        self._max_datagram_size = datagram_bytes
+        self.window.widen(datagram_bytes, window_bytes, window_bytes)
+        self._pacer.widen(datagram_bytes, unpaced=True)
 
     def narrow(self) -> None:
         """The path does not carry more than the minimum any longer."""

@@ -93,6 +93,7 @@ class RequestHandler:
             if task is not None:
                 raise RemoteProtocolError("a request is one frame", peer=str(stream.peer_id))
             task = self._spawn(self._reply(stream, payload))
+            stream.when_abandoned(task.cancel)
 
         def on_end(error: MeshswarmError | None) -> None:
             if error is not None and task is not None:

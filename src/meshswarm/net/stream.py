@@ -44,9 +44,6 @@ class Carrier(Protocol):
 class Stream:
     """One stream. `kind` says what is spoken on it; `peer_id` is who speaks on the other side."""
 
-    __slots__ = ("_carrier", "_end", "_is_over", "_on_end", "_on_frame", "_queue", "_waiter", "connection", "kind",
-                 "queued_bytes")  # fmt: skip
-
     def __init__(self, connection: Connection, kind: str, carrier: Carrier) -> None:
         self.kind = kind
         self.connection = connection
@@ -56,6 +53,7 @@ class Stream:
         self._queue: deque[bytes] = deque()
         self._on_frame: OnFrame | None = None
         self._on_end: OnEnd | None = None
+        self._on_abandoned: Callable[[], object] | None = None
         self._end: tuple[MeshswarmError | None] | None = None  # how reading ended, once it has
         self._is_over = False  # reset here or lost: nothing is delivered or sent any more
         self._waiter: asyncio.Future[None] | None = None
@@ -85,6 +83,10 @@ class Stream:
             self._hand_over(self._take())
         if self._end is not None:
             self._report_end()
+
+    def when_abandoned(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the other side, after having sent its clean end, does not want our answer any more."""
+        self._on_abandoned = callback
 
     async def receive(self, *, timeout_s: float) -> bytes:
         """The next frame.
@@ -154,13 +156,15 @@ class Stream:
 
     def end(self, error: MeshswarmError | None) -> None:
         """Nothing more will come: None is a clean end, an error ends both directions."""
-        if error is not None:
-            self._is_over = True
+        abandoned = self._end is not None and error is not None and not self._is_over
+        self._is_over = self._is_over or error is not None
         if self._end is None:
             self._end = (error,)
             self._wake()
             if self._on_end is not None:
                 self._report_end()
+        elif abandoned and self._on_abandoned is not None:
+            self._on_abandoned()
 
     def fail(self, error: Exception) -> None:
         """Something here went wrong while handling the stream: reset it, and say so to `on_end`."""
@@ -193,7 +197,7 @@ class Stream:
     def _drop(self) -> None:
         self._queue.clear()
         self.queued_bytes = 0
-        self._on_end = None
+        self._on_end = self._on_abandoned = None
         self._carrier.taken()
         self._wake()
 

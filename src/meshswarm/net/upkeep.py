@@ -20,6 +20,7 @@ from meshswarm.net.quic import PeerConnection
 IDLE_CLOSE_S = 300.0
 HELD_BY_PEER_S = 20.0  # a peer that holds the connection says so at least every 15 s
 _MAX_PINGS = 64
+_MAX_FIRST_WINDOW_BYTES = 96 * 1024  # ten jumbo datagrams: what TCP starts with there
 
 
 class Upkeep:
@@ -111,9 +112,11 @@ class Upkeep:
         if not arrived:
             self.mtu.missed(size, now)
         elif self.mtu.arrived(size):
-            on_loopback = size == LOOPBACK_BYTES
-            window = self._loopback_window_bytes if on_loopback else INITIAL_WINDOW_DATAGRAMS * size
-            self._quic.widen(size, window_bytes=window, unpaced=on_loopback)
+            if size == LOOPBACK_BYTES:
+                self._quic.widen_to_loopback(size, window_bytes=self._loopback_window_bytes)
+            else:
+                window_bytes = min(INITIAL_WINDOW_DATAGRAMS * size, _MAX_FIRST_WINDOW_BYTES)
+                self._quic.widen(size, window_bytes=window_bytes)
 
     def too_large(self, size: int) -> None:
         """This machine refused to send a datagram of `size` bytes."""
