@@ -70,7 +70,7 @@ hostile_text = st.lists(
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(system=st.none() | hostile_text, contents=st.lists(hostile_text, min_size=1, max_size=4), ask=st.booleans())
 def test_it_renders_what_jinja2_renders(name: str, system: str | None, contents: list[str], ask: bool) -> None:
     messages = chat(*contents, system=system)
@@ -78,7 +78,7 @@ def test_it_renders_what_jinja2_renders(name: str, system: str | None, contents:
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(system=st.none() | hostile_text, contents=st.lists(hostile_text, min_size=1, max_size=3))
 def test_nothing_a_user_wrote_is_the_templates_own(name: str, system: str | None, contents: list[str]) -> None:
     """Users write in letters no template has, so that every character shows where it came from."""

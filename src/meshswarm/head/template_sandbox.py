@@ -136,7 +136,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         filters |= {"indent": _indent, "join": _join_filter, "replace": _replace, "tojson": _tojson}
         filters |= {"safe": shown, "string": shown, " step": _as_it_is, " made": _as_it_is, " concatenated": _concat}
         self.filters = {name: _paid(do, name) for name, do in filters.items()}
-        self.tests = {name: _paid(do, name) for name, do in self.tests.items()}
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = {name: _paid(do, name) for name, do in tests.items()}
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
