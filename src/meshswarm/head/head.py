@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
@@ -25,7 +26,7 @@ from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.models import ModelDirectory, Voice
 from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Started
 from meshswarm.head.route_session import RouteSession
-from meshswarm.head.sampler import Sampler
+from meshswarm.head.sampler import Sampler, SamplingParams
 from meshswarm.head.session import HeadSession, Hop, State, Terms
 from meshswarm.head.text_stream import TextStream
 from meshswarm.identity import Identity, PeerId
@@ -51,7 +52,7 @@ class _Prepared:
 
 
 class Head:
-    """Runs requests over the swarm. `tasks` owns the closing of sessions after their answers are complete.
+    """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete.
 
     `own_records` tells what this peer serves itself: its own layers are used before the DHT has heard of them.
     """
@@ -104,7 +105,8 @@ class Head:
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
                     yield event
-            self._tasks.create_task(session.close())
+            session.close()
+            self._tasks.create_task(session.ended())
         finally:
             if session.core.state in (State.OPENING, State.READY):
                 session.cancel()
@@ -115,7 +117,7 @@ class Head:
         card = await self.directory.resolve(request.model)
         records = await self._coverage(card, fresh=False)
         voice = await self.directory.voice(card, records)
-        prompt = await asyncio.to_thread(_tokenise, request, voice, card)
+        prompt = await asyncio.to_thread(_tokenise, request, voice)
         if not prompt:
             raise RequestError("the prompt is empty", param="messages" if request.messages else "prompt")
         limit = max((record.n_ctx for record in records), default=card.n_ctx)
@@ -125,7 +127,8 @@ class Head:
                 param="messages" if request.messages else "prompt",
                 code="context_length_exceeded",
             )
-        return _Prepared(card, voice, prompt, Sampler(request.sampling, card.n_vocab, prompt), records)
+        sampler = Sampler(_without_suppressed(request.sampling, voice), voice.vocabulary.n_vocab, prompt)
+        return _Prepared(card, voice, prompt, sampler, records)
 
     async def _coverage(self, card: ModelCard, *, fresh: bool) -> list[CoverageRecord]:
         found = await self._dht.coverage(card.model_id, card.n_layers, fresh=fresh)
@@ -207,7 +210,7 @@ class Head:
             n_embd=prepared.card.n_embd,
             n_ctx=n_ctx,
             profile=request.profile,
-            temperature=request.sampling.temperature,
+            temperature=request.sampling.tail_temperature,
             top_k=prepared.sampler.k_needed,
             deadline_ms=SESSION_DEADLINE_S * 1000,
         )
@@ -219,16 +222,22 @@ class Head:
         return tuple(self._endpoint.addresses)
 
 
-def _tokenise(request: GenerationRequest, voice: Voice, card: ModelCard) -> list[int]:
+def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:
     if request.messages is not None:
-        if voice.template is None:
-            raise RequestError(f"the model {card.name} has no chat template; use /v1/completions", param="messages")
         return voice.template.tokens(request.messages, voice.vocabulary)
     if isinstance(request.prompt, str):
         return voice.vocabulary.encode_prompt(request.prompt)
     tokens = list(request.prompt or ())
     voice.vocabulary.check(tokens)
     return tokens
+
+
+def _without_suppressed(sampling: SamplingParams, voice: Voice) -> SamplingParams:
+    """Tokens that the model's makers never want to see are forbidden, whatever the client asks for."""
+    suppressed = voice.vocabulary.suppressed
+    if not suppressed:
+        return sampling
+    return replace(sampling, logit_bias=(*sampling.logit_bias, *((token, -math.inf) for token in suppressed)))
 
 
 def _numclass(opened: Sequence[Opened]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from meshswarm.artifacts.card import ModelCard
@@ -29,9 +30,13 @@ from meshswarm.stage.span import Span, missing_layers
 class Voice:
     """What turns a model's text into tokens and back: its vocabulary and its chat template."""
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.template = template
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Compiled at the first chat, so that a broken template leaves raw completions alone. Raises RequestError."""
+        return ChatTemplate(self.vocabulary.chat_template)
 
 
 class ModelDirectory:
@@ -116,9 +121,7 @@ class ModelDirectory:
         return voice
 
     def _load(self, model_id: bytes) -> Voice:
-        vocabulary = Vocabulary.load(self._store.header(model_id), self._cache)
-        source = vocabulary.chat_template
-        return Voice(vocabulary, None if source is None else ChatTemplate(source))
+        return Voice(Vocabulary.load(self._store.header(model_id), self._cache))
 
 
 def covered_layers(spans: Sequence[Span], n_layers: int) -> tuple[Span, ...]:
