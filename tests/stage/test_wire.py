@@ -62,7 +62,7 @@ anything = st.one_of(
     st.builds(m.Hop, peers, st.binary(min_size=16, max_size=16)),
     st.builds(m.Result, counts, st.lists(rows, max_size=3).map(tuple), st.none() | hashes),
     st.builds(m.Credit, counts), st.builds(m.FullRowRequest, counts),
-    st.builds(m.FullRow, counts, st.binary(max_size=100)), st.builds(m.Cancel),
+    st.builds(m.FullRow, counts, st.integers(1, 25).map(lambda n: bytes(4 * n))), st.builds(m.Cancel),
     st.builds(m.Close),
     st.builds(m.ReceiptOffer, st.binary(max_size=100)), st.builds(m.ReceiptAck, st.binary(max_size=100)),
     st.builds(m.Failed, texts, optional_peers),

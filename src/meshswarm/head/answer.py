@@ -82,8 +82,9 @@ class Answer:
         self._first_row_s: float | None = None
 
     def start(self) -> None:
-        """Send the prompt."""
-        self._route.push(self.prompt)
+        """Send the prompt, unless the route has broken before."""
+        if not self.finished:
+            self._route.push(self.prompt)
 
     # -- what the route brings
 

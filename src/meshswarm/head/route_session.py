@@ -50,6 +50,7 @@ class RouteSession:
         self._bookkeeper = bookkeeper
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
+        self._broken: MeshswarmError | None = None
         self._streams: list[Stream] = []
         self._release: list[Callable[[], None]] = []
         self._ready: asyncio.Future[tuple[Opened, ...]] = self._loop.create_future()
@@ -61,6 +62,8 @@ class RouteSession:
         PeerUnreachableError; nothing is left open then."""
         try:
             for connection in await self._dial():
+                if self._done.is_set():  # a span was lost while another was dialled
+                    break
                 self._release.append(connection.hold().release)
                 stream = connection.open_stream(SESSION_STREAM, max_frame_bytes=MAX_FRAME_BYTES)
                 index = len(self._streams)
@@ -83,8 +86,10 @@ class RouteSession:
         return connections
 
     def listen(self, listener: Listener) -> None:
-        """Results go to `listener` from now on."""
+        """Results go to `listener` from now on; it hears at once of a route that has broken already."""
         self._listener = listener
+        if self._broken is not None:
+            listener.on_broken(self._broken)
 
     def push(self, tokens: list[int]) -> None:
         self._apply(self.core.push(tokens, self._loop.time()))
@@ -97,9 +102,12 @@ class RouteSession:
         self._apply(self.core.cancel())
         self._end()
 
-    async def close(self) -> None:
-        """End in good order: counters and receipts are exchanged, within a short deadline."""
+    def close(self) -> None:
+        """Begin to end in good order: counters and receipts are exchanged, within a short deadline."""
         self._apply(self.core.close(self._loop.time()))
+
+    async def ended(self) -> None:
+        """Returns when nothing more comes from any span, whatever ended the session."""
         await self._done.wait()
 
     # -- what arrives
@@ -134,7 +142,8 @@ class RouteSession:
                     if self._listener is not None:
                         self._listener.on_full_row(seq, logits)
                 case Ready(opened):
-                    self._ready.set_result(opened)
+                    if not self._ready.done():  # whoever waited may have given up in this very turn of the loop
+                        self._ready.set_result(opened)
                 case Receipt(hop, receipt):
                     self._countersign(hop, receipt)
                 case Broken(error):
@@ -153,6 +162,7 @@ class RouteSession:
             self._streams[hop].send(encode(ReceiptAck(acknowledgement)))
 
     def _on_broken(self, error: MeshswarmError) -> None:
+        self._broken = error
         if not self._ready.done():
             self._ready.set_exception(error)
         elif self._listener is not None:

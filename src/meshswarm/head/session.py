@@ -191,6 +191,8 @@ class HeadSession:
 
     def start(self, now: float) -> list[Action]:
         """OPEN to every span at once."""
+        if self.state is not State.OPENING:
+            return []
         self._deadline = now + OPEN_TIMEOUT_S
         last = len(self.hops) - 1
         actions: list[Action] = []

@@ -296,6 +296,13 @@ def _decode_result(fields: _Fields) -> Result:
     return Result(seq, tuple(rows), fields.optional_data("running_hash", exact=32))
 
 
+def _decode_full_row(fields: _Fields) -> FullRow:
+    full = FullRow(fields.integer("seq"), fields.data("logits"))
+    if not full.logits or len(full.logits) % 4:
+        raise RemoteProtocolError("a FULL_ROW message came with logits that are no whole number of floats")
+    return full
+
+
 _DECODERS: dict[Kind, Callable[[_Fields], Message]] = {
     Kind.OPEN: _decode_open,
     Kind.OPENED: lambda f: Opened(f.text("numclass"), f.integer("window", _U32), f.data("slice_root", exact=32)),
@@ -307,7 +314,7 @@ _DECODERS: dict[Kind, Callable[[_Fields], Message]] = {
     Kind.RESULT: _decode_result,
     Kind.CREDIT: lambda f: Credit(f.integer("rows")),
     Kind.FULL_ROW_REQUEST: lambda f: FullRowRequest(f.integer("seq")),
-    Kind.FULL_ROW: lambda f: FullRow(f.integer("seq"), f.data("logits")),
+    Kind.FULL_ROW: _decode_full_row,
     Kind.CANCEL: lambda f: Cancel(),
     Kind.CLOSE: lambda f: Close(),
     Kind.RECEIPT: lambda f: ReceiptOffer(f.data("receipt", limit=8192)),
