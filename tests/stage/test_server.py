@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -342,3 +343,45 @@ async def test_a_draining_server_refuses_new_sessions_and_ends_old_ones_with_a_r
     refused = await reply(stream)
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.DRAINING
+
+
+async def test_rows_that_come_before_the_session_stands_end_it_with_a_reason(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.server.serve(replace(stage.server.served, n_layers=40))  # type: ignore[arg-type, type-var]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        opening = replace(
+            stage.opening(), n_layers=40, returns=Returns.NEXT, next=Identity.generate().peer_id,
+            next_addresses=(Address(*silent.getsockname()),),
+        )  # fmt: skip
+        session = await stage.stream(HEAD, SESSION_STREAM)
+        session.send(encode(opening, HEAD))
+        await session.connection.measure_rtt()
+        hop = await stage.hop(opening)
+        hop.send(encode(step(0, 0, stage.rows(1))))
+        failed = await reply(session)
+    assert isinstance(failed, Failed)
+    assert "before the session was open" in failed.message
+    assert stage.engine.n_free_slots == 2
+    assert not caplog.records
+
+
+async def test_a_session_lives_no_longer_than_the_server_allows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshswarm.stage.server.MAX_SESSION_S", 0.05)
+    session = await stage.open(replace(stage.opening(), deadline_ms=2**40))
+    failed = await reply(session)
+    assert isinstance(failed, Failed)
+    assert "deadline" in failed.message
+
+
+async def test_a_head_that_never_answers_a_receipt_is_not_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshswarm.stage.server.ACKNOWLEDGE_S", 0.05)
+    session = await stage.open(stage.opening())
+    session.send(encode(Close()))
+    assert isinstance(await reply(session), ReceiptOffer)
+    with pytest.raises(MeshswarmError):
+        await session.receive(timeout_s=10)
+    assert not stage.server.sessions

@@ -50,6 +50,8 @@ from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 
 BUSY_RETRY_MS = 2000
+MAX_SESSION_S = 3600.0  # no session lives longer, whatever its head asks for
+ACKNOWLEDGE_S = 10.0  # a head that has closed and does not answer the receipt is not waited for longer
 
 
 class Bookkeeper(Protocol):
@@ -232,11 +234,13 @@ class _Session:
         self._hop_out: Stream | None = None
         self._release_hold: Callable[[], None] | None = None
         self._forget_next: Callable[[], None] | None = None
+        self._is_open = False
         self._sent = server.sent.open()
         self._receipt: bytes | None = None
         loop = asyncio.get_running_loop()
         self._opened_s = loop.time()
-        self._deadline = loop.call_later(opening.deadline_ms / 1000, self.fail, "the session's deadline is over", None)
+        lives_s = min(opening.deadline_ms / 1000, MAX_SESSION_S)
+        self._deadline = loop.call_later(lives_s, self.fail, "the session's deadline is over", None)
         head.receive_with(self._on_head_frame, self._on_head_end)
 
     # -- opening
@@ -262,6 +266,7 @@ class _Session:
 
     def opened(self) -> None:
         served = self._served
+        self._is_open = True
         self._tell_head(Opened(served.engine.numclass, served.window, served.slice_root))
 
     # -- what arrives
@@ -291,6 +296,8 @@ class _Session:
         if self._slot is None or self._receipt is not None:
             return
         try:
+            if not self._is_open:
+                raise RemoteProtocolError("rows came before the session was open")
             actions = self.core.on_step(step)
         except RemoteProtocolError as error:
             self.fail(str(error), self._previous())
@@ -369,6 +376,8 @@ class _Session:
         lasted_s = asyncio.get_running_loop().time() - self._opened_s
         self._receipt = self._server.bookkeeper.offer(self.core, self._served.engine.numclass, lasted_s)
         self._release_slot()
+        self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(ACKNOWLEDGE_S, self._end)
         self._server.sent.close(self._sent)
         self._tell_head(ReceiptOffer(self._receipt))
 
