@@ -15,7 +15,7 @@ import statistics
 import time
 from pathlib import Path
 
-from peers import MODEL, PeerProcess, fetch_model, scratch_folder
+from peers import MODEL, PeerProcess, fetch_model, machine, scratch_folder
 
 ALLOWED_S = 3.0
 ALLOWED_PERCENT = 1.0
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--idle-s", type=float, default=30.0)
     parser.add_argument("--layers", nargs="*", default=["0:30", "10:20"])
     options = parser.parse_args()
+    print(machine(), flush=True)
     with scratch_folder() as folder:
         fetch_model(folder / "first")
         for layers in options.layers:

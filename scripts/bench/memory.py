@@ -14,7 +14,7 @@ import secrets
 from pathlib import Path
 
 from baseline import tokenize
-from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, scratch_folder
+from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, machine, scratch_folder
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.store import Store
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=4096)
     parser.add_argument("--sessions", type=int, default=4)
     options = parser.parse_args()
+    print(machine(), flush=True)
     words = tokenize(sources.fetch(MODEL), "one two three four five six seven eight nine ten " * 200)
     settings = ["--threads", "1", "--ctx", str(options.ctx), "--sessions", str(options.sessions)]
     with scratch_folder() as folder:

