@@ -7,6 +7,7 @@ id before anything is parsed.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 from meshswarm.artifacts.header_proof import MAX_MESSAGE_BYTES
@@ -19,6 +20,8 @@ from meshswarm.net.endpoint import Endpoint
 
 HEADER_REQUEST = "model/header"
 FETCH_TIMEOUT_S = 60.0
+PATIENCE_S = 4.0
+"""A holder that has not answered for so long may still do so, but the next one is asked as well."""
 
 
 def offer_headers(endpoint: Endpoint, store: Store) -> None:
@@ -39,22 +42,43 @@ async def fetch_header(
 ) -> None:
     """Fetch the header of `model_id` from the first holder that gives the right one, and keep it in `store`.
 
-    Raises the last holder's error when none does; a holder that lies is only passed over.
+    Holders are asked in turn, the next as soon as one fails or keeps us waiting. Raises the last one's error when none
+    gives it; a holder that lies is only passed over.
     """
     failure: MeshswarmError = PeerUnreachableError(
         f"no peer is known that holds the model {model_id_text(model_id)}, so its vocabulary cannot be fetched"
     )
-    for peer, addresses in holders:
-        try:
-            connection = await endpoint.dial(peer, addresses)
-            message = await connection.request(
-                HEADER_REQUEST, model_id, timeout_s=FETCH_TIMEOUT_S, max_reply_bytes=MAX_MESSAGE_BYTES
-            )
-            await asyncio.to_thread(store.save_foreign_header, model_id, message)
-        except ArtifactError as error:
-            failure = RemoteProtocolError(f"peer {peer.short}: {error}", peer=str(peer))
-        except MeshswarmError as error:
-            failure = error
-        else:
-            return
+    waiting = deque(holders)
+    asked: set[asyncio.Task[MeshswarmError | None]] = set()
+    try:
+        while waiting or asked:
+            if waiting:
+                asked.add(asyncio.create_task(_fetch_from(endpoint, store, model_id, *waiting.popleft())))
+            patience_s = PATIENCE_S if waiting else None
+            done, asked = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.result()
+                if error is None:
+                    return
+                failure = error
+    finally:
+        for task in asked:
+            task.cancel()
     raise failure
+
+
+async def _fetch_from(
+    endpoint: Endpoint, store: Store, model_id: bytes, peer: PeerId, addresses: tuple[Address, ...]
+) -> MeshswarmError | None:
+    """Why this holder did not give the right header; None when it did, and `store` keeps it."""
+    try:
+        connection = await endpoint.dial(peer, addresses)
+        message = await connection.request(
+            HEADER_REQUEST, model_id, timeout_s=FETCH_TIMEOUT_S, max_reply_bytes=MAX_MESSAGE_BYTES
+        )
+        await asyncio.to_thread(store.save_foreign_header, model_id, message)
+    except ArtifactError as error:
+        return RemoteProtocolError(f"peer {peer.short}: {error}", peer=str(peer))
+    except MeshswarmError as error:
+        return error
+    return None

@@ -139,6 +139,11 @@ class Store:
         """The proved and checked header of a model stored here, or saved from another peer. Raises ArtifactError."""
         return self._proof_and_header(model_id)[1]
 
+    def describe(self, model_id: bytes, name: str) -> ModelInfo:
+        """What the proved header of a model stored here, or elsewhere, says; `name` is taken on trust."""
+        proof, header = self._proof_and_header(model_id)
+        return ModelInfo.of(header, proof, name)
+
     def header_proof(self, model_id: bytes) -> bytes:
         """The message that proves the header to anybody who has the id. Raises ArtifactError when it is not here."""
         self._proof_and_header(model_id)

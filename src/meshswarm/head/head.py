@@ -117,6 +117,9 @@ class Head:
         card = await self.directory.resolve(request.model)
         records = await self._coverage(card, fresh=False)
         voice = await self.directory.voice(card, records)
+        if voice.card.n_layers != card.n_layers:  # the swarm's card told another story than the model itself
+            records = await self._coverage(voice.card, fresh=False)
+        card = replace(voice.card, name=card.name)
         prompt = await asyncio.to_thread(_tokenise, request, voice)
         if not prompt:
             raise RequestError("the prompt is empty", param="messages" if request.messages else "prompt")

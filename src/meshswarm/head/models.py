@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,9 +29,13 @@ from meshswarm.stage.span import Span, missing_layers
 
 
 class Voice:
-    """What turns a model's text into tokens and back: its vocabulary and its chat template."""
+    """What turns a model's text into tokens and back: its vocabulary and its chat template.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    `card` is what the model's own header says of it, whatever the swarm's cards claim.
+    """
+
+    def __init__(self, card: ModelCard, vocabulary: Vocabulary) -> None:
+        self.card = card
         self.vocabulary = vocabulary
 
     @cached_property
@@ -53,10 +58,17 @@ class ModelDirectory:
         self.preferred: bytes | None = None  # what a request without a model gets: the model served here, if any
 
     async def cards(self) -> dict[bytes, tuple[ModelCard, int]]:
-        """Every model known, by id, with the number of its holders (0: only on this disk)."""
-        known = {info.model_id: (ModelCard.of(info), 0) for info in self._store.models()}
+        """Every model known, by id, with the number of its holders (0: only on this disk).
+
+        Strangers' cards are claims: a header that was checked here outranks them.
+        """
+        known = {}
         for card, holders in await self._dht.models():
-            known[card.model_id] = (card, holders)
+            voice = self._voices.get(card.model_id)
+            known[card.model_id] = (card if voice is None else replace(voice.card, name=card.name), holders)
+        for info in self._store.models():
+            _, holders = known.get(info.model_id, (None, 0))
+            known[info.model_id] = (ModelCard.of(info), holders)
         return known
 
     async def resolve(self, ref: str | None) -> ModelCard:
@@ -91,15 +103,15 @@ class ModelDirectory:
         """What `/v1/models` shows: every model that somebody serves or that lies on this disk."""
         listings = []
         for card, holders in (await self.cards()).values():
-            records = await self._dht.coverage(card.model_id, card.n_layers)
-            spans = [record.span for record in (*records, *own()) if record.model_id == card.model_id]
-            covered = covered_layers(spans, card.n_layers)
+            served_here = [record for record in own() if record.model_id == card.model_id]
+            records = [*await self._dht.coverage(card.model_id, card.n_layers), *served_here]
+            covered = covered_layers([record.span for record in records], card.n_layers)
             listings.append(
                 ModelListing(
                     id=card.name,
                     model_id=model_id_text(card.model_id),
                     created=self._created,
-                    n_ctx=max((record.n_ctx for record in (*records, *own())), default=card.n_ctx),
+                    n_ctx=max((record.n_ctx for record in records), default=card.n_ctx),
                     n_layers=card.n_layers,
                     covered=covered,
                     holders=holders,
@@ -116,12 +128,13 @@ class ModelDirectory:
                 if not self._store.has_header(card.model_id):
                     holders = [(r.peer, r.addresses) for r in records if r.peer != self._endpoint.peer_id]
                     await fetch_header(self._endpoint, self._store, card.model_id, holders)
-                voice = await asyncio.to_thread(self._load, card.model_id)
+                voice = await asyncio.to_thread(self._load, card)
                 self._voices[card.model_id] = voice
         return voice
 
-    def _load(self, model_id: bytes) -> Voice:
-        return Voice(Vocabulary.load(self._store.header(model_id), self._cache))
+    def _load(self, card: ModelCard) -> Voice:
+        proved = ModelCard.of(self._store.describe(card.model_id, card.name))
+        return Voice(proved, Vocabulary.load(self._store.header(card.model_id), self._cache))
 
 
 def covered_layers(spans: Sequence[Span], n_layers: int) -> tuple[Span, ...]:

@@ -1,0 +1,114 @@
+"""Which models a head knows: its own checked headers against what the swarm's cards claim."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.store import Store
+from meshswarm.config import Address
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.errors import RequestError, UnknownModelError
+from meshswarm.head.models import ModelDirectory
+from meshswarm.identity import Identity
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.swarm import Swarm
+from meshswarm.stage.span import Span
+
+NAME = "smollm2-135m-instruct"
+
+
+@dataclass
+class Member:
+    """A peer with a store and a directory of its own."""
+
+    identity: Identity
+    endpoint: Endpoint
+    dht: Dht
+    store: Store
+    directory: ModelDirectory
+
+    @classmethod
+    async def start(cls, swarm: Swarm, home: Path) -> Member:
+        identity = Identity.generate()
+        endpoint = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=swarm)
+        dht = Dht(endpoint, identity, swarm)
+        store = Store(home)
+        return cls(identity, endpoint, dht, store, ModelDirectory(endpoint, store, dht, home / "vocabularies"))
+
+    def serves(self, model_id: bytes, n_ctx: int = 4096) -> CoverageRecord:
+        return CoverageRecord(
+            self.endpoint.peer_id, tuple(self.endpoint.addresses), model_id, Span(0, 30), True, "cpu", n_ctx, 1, 1, 9
+        )
+
+
+@dataclass
+class Pair:
+    """A holder of the model, which says so to the swarm, and a head without it."""
+
+    holder: Member
+    head: Member
+    card: ModelCard
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, smollm2: Path) -> AsyncIterator[Pair]:
+    swarm = Swarm(f"test-{secrets.token_hex(8)}")
+    holder, head = [await Member.start(swarm, tmp_path / name) for name in ("holder", "head")]
+    card = ModelCard.of(holder.store.import_file(smollm2))
+    offer_headers(holder.endpoint, holder.store)
+    await head.dht.join([(holder.endpoint.peer_id, (holder.endpoint.address,))])
+    yield Pair(holder, head, card)
+    for member in (holder, head):
+        await member.endpoint.close()
+
+
+async def test_a_header_on_this_disk_outranks_what_strangers_say_of_the_model(pair: Pair) -> None:
+    lie = replace(pair.card, name="something-else", n_layers=7, n_vocab=10)
+    await pair.head.dht.publish_card(lie.sign(pair.head.identity))
+    assert await pair.holder.directory.resolve(NAME) == pair.card
+    (card, holders) = (await pair.holder.directory.cards())[pair.card.model_id]
+    assert (card, holders) == (pair.card, 1)
+
+
+async def test_a_header_that_was_fetched_outranks_the_card_that_led_to_it(pair: Pair) -> None:
+    lie = replace(pair.card, n_layers=31, n_vocab=10, n_ctx=64)
+    await pair.holder.dht.publish_card(lie.sign(pair.holder.identity))
+    claimed = await pair.head.directory.resolve(NAME)
+    assert claimed == lie
+    voice = await pair.head.directory.voice(claimed, [pair.holder.serves(pair.card.model_id)])
+    assert voice.card == pair.card
+    assert voice.template is not None
+    assert await pair.head.directory.resolve(NAME) == pair.card
+
+
+async def test_a_listing_tells_the_context_of_that_model_and_not_of_another(pair: Pair) -> None:
+    other = replace(pair.card, model_id=bytes(32), name="other")
+    await pair.holder.dht.publish_card(other.sign(pair.holder.identity))
+    await pair.holder.dht.publish_coverage(pair.holder.serves(bytes(32), n_ctx=100))
+    own = [pair.holder.serves(pair.card.model_id, n_ctx=4096)]
+    listed = {listing.id: listing for listing in await pair.holder.directory.listings(lambda: own)}
+    assert (listed["other"].n_ctx, listed[NAME].n_ctx) == (100, 4096)
+    assert all(listing.ready for listing in listed.values())
+
+
+async def test_a_name_that_two_models_share_is_answered_with_both_ids(pair: Pair) -> None:
+    await pair.holder.dht.publish_card(pair.card.sign(pair.holder.identity))
+    namesake = replace(pair.card, model_id=bytes(32))
+    await pair.head.dht.publish_card(namesake.sign(pair.head.identity))
+    with pytest.raises(RequestError, match="more than one model"):
+        await pair.holder.directory.resolve(NAME)
+
+
+async def test_an_unknown_name_is_answered_with_the_names_there_are(pair: Pair) -> None:
+    with pytest.raises(UnknownModelError, match=f"'gpt-5'; the models are: {NAME}"):
+        await pair.holder.directory.resolve("gpt-5")
+    with pytest.raises(UnknownModelError, match="no model is known here yet"):
+        await pair.head.directory.resolve(None)
