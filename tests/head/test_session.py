@@ -297,6 +297,14 @@ def test_a_failure_blames_the_peer_the_span_blames() -> None:
     assert error.peer == str(core.hops[0].peer)
 
 
+@pytest.mark.parametrize("blamed", [peer(77), peer(100), None], ids=["a stranger", "the head itself", "nobody"])
+def test_a_span_cannot_blame_whom_it_has_nothing_to_do_with(blamed: PeerId | None) -> None:
+    core = opened_core(3)
+    error = broken_by(core.on_message(2, Failed("it was them", blamed), 0.1))
+    assert isinstance(error, RemoteError)
+    assert error.peer == str(core.hops[2].peer)
+
+
 def test_routes_that_do_not_cover_the_model_are_refused_at_once() -> None:
     head, hops = route(3)
     with pytest.raises(ValueError, match="does not join at layer 10"):

@@ -29,6 +29,7 @@ from meshswarm.stage.messages import (
     Open,
     Opened,
     ReceiptOffer,
+    RefusalReason,
     Refused,
     Result,
     Returns,
@@ -304,14 +305,7 @@ class HeadSession:
             case Opened():
                 return self._on_opened(hop, message)
             case Refused():
-                peer = self.hops[hop].peer
-                return self._break(
-                    RefusedError(
-                        f"peer {peer.short} will not serve layers {self.hops[hop].span}: {message.message}",
-                        peer=str(peer),
-                        retry_after_s=message.retry_after_ms / 1000,
-                    )
-                )
+                return self._break(self._refusal(hop, message))
             case Result():
                 return self._on_result(hop, message, now)
             case Credit():
@@ -327,7 +321,7 @@ class HeadSession:
                     return self._break(self._protocol_error(hop, "sent a full row nobody asked for"))
                 return [FullLogits(message.seq, message.logits)]
             case Failed():
-                blamed = message.blamed or self.hops[hop].peer
+                blamed = self._blamed(hop, message.blamed)
                 return self._break(
                     RemoteError(
                         f"peer {self.hops[hop].peer.short} (layers {self.hops[hop].span}) gave up: {message.message}",
@@ -338,6 +332,11 @@ class HeadSession:
                 return self._on_receipt(hop, message)
             case _:
                 return self._break(self._protocol_error(hop, f"sent a {type(message).__name__}, which heads never get"))
+
+    def _blamed(self, hop: int, named: PeerId | None) -> PeerId:
+        """Whom a failed span may blame: a neighbour on the route. Anybody else is no excuse."""
+        neighbours = (self.hops[at].peer for at in (hop - 1, hop + 1) if 0 <= at < len(self.hops))
+        return named if named is not None and named in neighbours else self.hops[hop].peer
 
     def _on_opened(self, hop: int, opened: Opened) -> list[Action]:
         if self.state is not State.OPENING or self._states[hop].opened is not None:
@@ -447,6 +446,14 @@ class HeadSession:
 
     def _break(self, error: MeshswarmError) -> list[Action]:
         return [*self.cancel()[:-1], Broken(error), Done()]
+
+    def _refusal(self, hop: int, refused: Refused) -> RemoteError:
+        """The error names the peer to go round: the one that refused, or the one it cannot reach."""
+        at = self.hops[hop]
+        why = f"peer {at.peer.short} will not serve layers {at.span}: {refused.message}"
+        if refused.reason is RefusalReason.NEXT_UNREACHABLE and hop + 1 < len(self.hops):
+            return RemoteError(why, peer=str(self.hops[hop + 1].peer))
+        return RefusedError(why, peer=str(at.peer), retry_after_s=refused.retry_after_ms / 1000)
 
     def _protocol_error(self, hop: int, what: str) -> RemoteProtocolError:
         peer = self.hops[hop].peer
