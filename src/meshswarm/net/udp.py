@@ -106,10 +106,10 @@ class UdpSocket:
         except (BlockingIOError, InterruptedError):
             self._wait_with(data, sockaddr)
         except OSError as error:
+            self._read_errors()  # Linux queues the report as well, of a datagram too large too
             if error.errno not in _UNREACHABLE:
                 return error.errno or errno.EIO
-            self._read_errors()  # an earlier datagram's fate, reported on this call
-            try:
+            try:  # it was an earlier datagram's fate, reported on this call
                 self._socket.sendto(data, sockaddr)
             except (BlockingIOError, InterruptedError):
                 self._wait_with(data, sockaddr)
@@ -134,10 +134,12 @@ class UdpSocket:
     def _on_readable(self) -> None:
         receive, handle = self._socket.recvfrom, self._receiver.datagram_received
         try:
-            for _ in range(BATCH_DATAGRAMS):
+            for received in range(BATCH_DATAGRAMS):
                 try:
                     data, sockaddr = receive(_MAX_DATAGRAM_BYTES)
                 except (BlockingIOError, InterruptedError):
+                    if received == 0:  # then reports woke the loop, and do so for ever until they are read
+                        self._read_errors()
                     break
                 except OSError:  # what became of an earlier datagram, said here
                     self._read_errors()
