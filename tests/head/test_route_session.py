@@ -209,3 +209,15 @@ async def test_a_full_row_of_no_whole_number_of_logits_is_the_span_s_fault(
     assert isinstance(listener.errors[0], PeerUnreachableError | RemoteProtocolError)
     assert "logits" in str(listener.errors[0])
     assert not caplog.records
+
+
+async def test_a_nearer_deadline_is_kept_although_a_later_one_was_armed_before(scene: Scene) -> None:
+    """A span that stays silent after CLOSE must not hold the end until the opening's timer happens to fire."""
+    for span in scene.spans:
+        span.answers = lambda message: willing(message) if isinstance(message, Open) else []
+    session = scene.session()
+    await session.open()
+    session.close()
+    assert session._timer is not None
+    assert session._timer.when() == session.core.deadline
+    session.cancel()

@@ -152,3 +152,10 @@ def test_a_full_row_is_given_for_the_latest_result_only() -> None:
     session.on_step(token_step(1, 1, 1))
     with pytest.raises(RemoteProtocolError, match="not kept"):
         session.check_full_row(0)
+
+
+def test_replayed_rows_are_computed_but_emit_nothing() -> None:
+    session = SpanSession(opening(Span(0, 30), Returns.LOGITS), N_EMBD, window=32)
+    (compute,) = session.on_step(token_step(0, 0, 3, flags=Flag.EMIT | Flag.REPLAY))
+    assert isinstance(compute, Compute)
+    assert compute.output_rows == ()

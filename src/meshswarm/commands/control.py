@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from meshswarm.config import Home, HomeLock
 from meshswarm.errors import ConfigError, LocalError, MeshswarmError
 
-CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 600.0
 
 
@@ -74,17 +73,26 @@ def _json_or_error(response: http.client.HTTPResponse) -> Any:
 
 
 def announce_running(home: Home, api: str, api_key: str | None) -> None:
-    """Say in `running.json` (mode 0600) how this process is reached; `forget_running` takes it away."""
+    """Say in `running.json` (mode 0600) how this process is reached; `forget_running` takes it away.
+
+    Raises ConfigError when the file cannot be written.
+    """
     temporary = home.status.with_suffix(".new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"pid": os.getpid(), "api": api, "api_key": api_key}, file)
-    temporary.replace(home.status)
+    try:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"pid": os.getpid(), "api": api, "api_key": api_key}, file)
+        temporary.replace(home.status)
+    except OSError as error:
+        raise ConfigError(f"{home.status} cannot be written: {error.strerror or error}") from error
 
 
 def forget_running(home: Home) -> None:
-    home.status.unlink(missing_ok=True)
+    """Take back what this process announced. Another's word stays: it may be the peer that holds the folder."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if json.loads(home.status.read_text())["pid"] == os.getpid():
+            home.status.unlink(missing_ok=True)
 
 
 def find_running(home: Home) -> RunningPeer | None:

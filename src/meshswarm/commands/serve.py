@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshswarm.commands.control import announce_running, forget_running
-from meshswarm.config import PUBLIC_SWARM
 from meshswarm.peer import Peer, PeerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -20,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
     """Run the peer until a signal. Returns the exit code."""
-    show = _print_json if as_json else _Story(settings).tell
+    show = _print_json if as_json else _Story().tell
     run_in_loop(_serve(settings, show))
     show({"event": "stopped"})
     return 0
@@ -98,9 +97,6 @@ def _print_json(event: Mapping[str, Any]) -> None:
 class _Story:
     """Events as sentences."""
 
-    def __init__(self, settings: PeerSettings) -> None:
-        self._settings = settings
-
     def tell(self, event: Mapping[str, Any]) -> None:
         sentence = self._sentence(event)
         if sentence:
@@ -109,7 +105,7 @@ class _Story:
     def _sentence(self, event: Mapping[str, Any]) -> str:
         match event["event"]:
             case "started":
-                return f"Peer {event['peer_id']}\nReachable as {event['address']}\n{self._swarm_line()}"
+                return f"Peer {event['peer_id']}\nReachable as {event['address']}\nSwarm '{event['swarm']}'"
             case "port-taken":
                 return f"Port {event['port']} for {event['what']} is taken; using a free one instead."
             case "api-key":
@@ -124,16 +120,12 @@ class _Story:
                 return f"No answer from {event['peer']} at {event['address']}; looking on."
             case "ready":
                 return self._ready(event)
+            case "warning" | "notice":
+                return str(event["message"])
             case "stopped":
                 return "Stopped."
             case _:
                 return ""
-
-    def _swarm_line(self) -> str:
-        name = self._settings.swarm
-        if name == PUBLIC_SWARM and self._settings.model is not None:
-            return f"Swarm '{name}': strangers may compute on this machine and their prompts pass through it."
-        return f"Swarm '{name}'."
 
     @staticmethod
     def _ready(event: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """One request end to end: model, tokens, route, session, answer.
 
 The rule this file keeps: whatever happens to a request (an error, a client that goes away, a peer that dies), its
-session ends on every span, and a peer that refused or vanished is not asked again for the same request.
+session ends on every span.
 """
 
 from __future__ import annotations
@@ -10,34 +10,24 @@ import asyncio
 import contextlib
 import hashlib
 import math
-import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.config import Address
-from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import MeshswarmError, NoRouteError, PeerUnreachableError, RemoteError, RequestError
+from meshswarm.errors import RequestError
 from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.models import ModelDirectory, Voice
 from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Started
-from meshswarm.head.route_session import RouteSession
+from meshswarm.head.routes import Needs, Routes
 from meshswarm.head.sampler import Sampler, SamplingParams
-from meshswarm.head.session import HeadSession, Hop, State, Terms
+from meshswarm.head.session import State
 from meshswarm.head.text_stream import TextStream
-from meshswarm.identity import Identity, PeerId
-from meshswarm.ledger.bookkeeper import Bookkeeper
-from meshswarm.net.endpoint import Endpoint
-from meshswarm.routing.planner import Route, plan_routes
-from meshswarm.stage.messages import SESSION_ID_BYTES, Opened
-from meshswarm.stage.span import Span
-
-ROUTE_ATTEMPTS = 8
-SESSION_DEADLINE_S = 3600
+from meshswarm.stage.messages import Opened
+from meshswarm.tasks import Tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +42,20 @@ class _Prepared:
 
 
 class Head:
-    """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete.
+    """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete."""
 
-    `own_records` tells what this peer serves itself: its own layers are used before the DHT has heard of them.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        identity: Identity,
-        dht: Dht,
-        directory: ModelDirectory,
-        bookkeeper: Bookkeeper,
-        tasks: asyncio.TaskGroup,
-        own_records: Callable[[], Sequence[CoverageRecord]],
-    ) -> None:
+    def __init__(self, routes: Routes, directory: ModelDirectory, tasks: Tasks) -> None:
         self.directory = directory
-        self._endpoint = endpoint
-        self._identity = identity
-        self._dht = dht
-        self._bookkeeper = bookkeeper
+        self._routes = routes
         self._tasks = tasks
-        self._own_records = own_records
 
     async def models(self) -> list[ModelListing]:
-        return await self.directory.listings(self._own_records)
+        return await self.directory.listings(self._routes.coverage)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""
         prepared = await self._prepare(request)
-        session, route = await self._open_route(prepared, request)
+        session, route = await self._routes.open(_needs(prepared, request), prepared.records)
         try:
             summary = RouteSummary(tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops), _numclass(route))
             yield Started(
@@ -115,10 +89,10 @@ class Head:
 
     async def _prepare(self, request: GenerationRequest) -> _Prepared:
         card = await self.directory.resolve(request.model)
-        records = await self._coverage(card, fresh=False)
+        records = await self._routes.coverage(card)
         voice = await self.directory.voice(card, records)
         if voice.card.n_layers != card.n_layers:  # the swarm's card told another story than the model itself
-            records = await self._coverage(voice.card, fresh=False)
+            records = await self._routes.coverage(voice.card)
         card = replace(voice.card, name=card.name)
         prompt = await asyncio.to_thread(_tokenise, request, voice)
         if not prompt:
@@ -133,97 +107,6 @@ class Head:
         sampler = Sampler(_without_suppressed(request.sampling, voice), voice.vocabulary.n_vocab, prompt)
         return _Prepared(card, voice, prompt, sampler, records)
 
-    async def _coverage(self, card: ModelCard, *, fresh: bool) -> list[CoverageRecord]:
-        found = await self._dht.coverage(card.model_id, card.n_layers, fresh=fresh)
-        own = [record for record in self._own_records() if record.model_id == card.model_id]
-        return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
-
-    # -- the route
-
-    async def _open_route(
-        self, prepared: _Prepared, request: GenerationRequest
-    ) -> tuple[RouteSession, tuple[Opened, ...]]:
-        """The cheapest route that opens; the next-best whenever a peer refuses or does not answer."""
-        avoid = self._dht.unreachable() - {self._endpoint.peer_id}
-        failure: MeshswarmError | None = None
-        records = prepared.records
-        for attempt in range(ROUTE_ATTEMPTS):
-            try:
-                route = self._plan(prepared, request, records, avoid)
-            except NoRouteError as error:
-                if attempt == 0:  # what was remembered may be stale: look again before saying no
-                    records = await self._coverage(prepared.card, fresh=True)
-                    route = self._plan(prepared, request, records, avoid)
-                else:
-                    raise failure or error from None
-            session = self._session(prepared, request, route, records)
-            try:
-                return session, await session.open()
-            except RemoteError as error:
-                if error.peer is None:
-                    raise
-                failure = error
-                peer = PeerId.parse(error.peer)
-                avoid |= {peer}
-                if isinstance(error, PeerUnreachableError):
-                    self._dht.report_unreachable(peer)
-        assert failure is not None
-        raise failure
-
-    def _plan(
-        self,
-        prepared: _Prepared,
-        request: GenerationRequest,
-        records: Sequence[CoverageRecord],
-        avoid: frozenset[PeerId],
-    ) -> Route:
-        """The cheapest route with room for the whole answer, or else for the prompt and a beginning."""
-        n_prompt = len(prepared.prompt)
-        wanted = n_prompt + (request.max_tokens or 1)
-        for n_ctx in (wanted, n_prompt + 1):
-            try:
-                return plan_routes(
-                    prepared.card.n_layers,
-                    records,
-                    head=self._endpoint.peer_id,
-                    rtt_s=self._rtt_s,
-                    avoid=avoid,
-                    limit=1,
-                    n_ctx=n_ctx,
-                )[0]
-            except NoRouteError:
-                if n_ctx == n_prompt + 1:
-                    raise
-        raise AssertionError
-
-    def _rtt_s(self, one: PeerId, other: PeerId) -> float | None:
-        if self._endpoint.peer_id not in (one, other):
-            return None
-        connection = self._endpoint.connection(other if one == self._endpoint.peer_id else one)
-        return None if connection is None else connection.rtt_s
-
-    def _session(
-        self, prepared: _Prepared, request: GenerationRequest, route: Route, records: Sequence[CoverageRecord]
-    ) -> RouteSession:
-        smallest = min(record.n_ctx for record in records if any(hop.peer == record.peer for hop in route.hops))
-        n_ctx = smallest if request.max_tokens is None else min(smallest, len(prepared.prompt) + request.max_tokens)
-        terms = Terms(
-            model_id=prepared.card.model_id,
-            n_layers=prepared.card.n_layers,
-            n_embd=prepared.card.n_embd,
-            n_ctx=n_ctx,
-            profile=request.profile,
-            temperature=request.sampling.tail_temperature,
-            top_k=prepared.sampler.k_needed,
-            deadline_ms=SESSION_DEADLINE_S * 1000,
-        )
-        hops = tuple(Hop(hop.peer, hop.addresses, Span(hop.span.start, hop.stop)) for hop in route.hops)
-        core = HeadSession(os.urandom(SESSION_ID_BYTES), self._endpoint.peer_id, self._addresses(), hops, terms)
-        return RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
-
-    def _addresses(self) -> tuple[Address, ...]:
-        return tuple(self._endpoint.addresses)
-
 
 def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:
     if request.messages is not None:
@@ -233,6 +116,17 @@ def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:
     tokens = list(request.prompt or ())
     voice.vocabulary.check(tokens)
     return tokens
+
+
+def _needs(prepared: _Prepared, request: GenerationRequest) -> Needs:
+    return Needs(
+        card=prepared.card,
+        n_prompt=len(prepared.prompt),
+        max_tokens=request.max_tokens,
+        profile=request.profile,
+        temperature=request.sampling.tail_temperature,
+        top_k=prepared.sampler.k_needed,
+    )
 
 
 def _without_suppressed(sampling: SamplingParams, voice: Voice) -> SamplingParams:

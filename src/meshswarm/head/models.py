@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -99,12 +99,12 @@ class ModelDirectory:
             raise UnknownModelError("no model is known here yet", param="model", code="model_not_found")
         return served[0][0]
 
-    async def listings(self, own: Callable[[], Sequence[CoverageRecord]]) -> list[ModelListing]:
-        """What `/v1/models` shows: every model that somebody serves or that lies on this disk."""
+    async def listings(self, coverage: Callable[[ModelCard], Awaitable[list[CoverageRecord]]]) -> list[ModelListing]:
+        """What `/v1/models` shows: every model that somebody serves or that lies on this disk. `coverage`: who serves
+        layers of a model."""
         listings = []
         for card, holders in (await self.cards()).values():
-            served_here = [record for record in own() if record.model_id == card.model_id]
-            records = [*await self._dht.coverage(card.model_id, card.n_layers), *served_here]
+            records = await coverage(card)
             covered = covered_layers([record.span for record in records], card.n_layers)
             listings.append(
                 ModelListing(

@@ -171,8 +171,13 @@ class RouteSession:
     def _arm(self) -> None:
         """One timer that may fire early and look again: re-arming it for every token would cost more than it tells."""
         deadline = self.core.deadline
-        if deadline is not None and self._timer is None and not self._done.is_set():
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+        if deadline is None or self._done.is_set():
+            return
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _end(self) -> None:
         if self._done.is_set():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshswarm.errors import LocalError, RemoteProtocolError
-from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
+from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 from meshswarm.stage.span import Span
 from meshswarm.stage.tap import is_within
 
@@ -62,7 +62,7 @@ class Job:
     @property
     def n_computed(self) -> int:
         """Rows the engine computes: in `EXACT` a lone row is joined by a dummy one, for the kernels of 2 rows."""
-        return max(2, self.n_rows) if self.profile is Profile.EXACT else self.n_rows
+        return max(EXACT_MIN_ROWS, self.n_rows) if self.profile is Profile.EXACT else self.n_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,12 +6,13 @@ import asyncio
 
 from meshswarm.stage.activation_log import ActivationLog, HopLog, Retention, spill
 from meshswarm.stage.messages import Step
+from meshswarm.tasks import Tasks
 
 
 class SentRows:
     """Keeps what this peer's spans sent to the next ones. `tasks` owns the writing to disk."""
 
-    def __init__(self, log: ActivationLog, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, log: ActivationLog, tasks: Tasks) -> None:
         self.log = log
         self._tasks = tasks
         self._spilling: asyncio.Task[None] | None = None

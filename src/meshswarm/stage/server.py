@@ -48,6 +48,7 @@ from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
 from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
+from meshswarm.tasks import Tasks
 
 BUSY_RETRY_MS = 2000
 MAX_SESSION_S = 3600.0  # no session lives longer, whatever its head asks for
@@ -85,7 +86,7 @@ class SpanServer:
     """
 
     def __init__(
-        self, endpoint: Endpoint, tasks: asyncio.TaskGroup, bookkeeper: Bookkeeper, sent: SentRows
+        self, endpoint: Endpoint, tasks: Tasks, bookkeeper: Bookkeeper, sent: SentRows
     ) -> None:
         self.endpoint = endpoint
         self.tasks = tasks
@@ -95,6 +96,7 @@ class SpanServer:
         self.draining = False
         self.sessions: dict[tuple[PeerId, bytes], _Session] = {}
         self.session_ended = asyncio.Event()
+        self.on_load: Callable[[], None] = lambda: None  # called whenever a session starts or ends
         self.sessions_total = 0
         self.rows_total = 0
         endpoint.handle_stream(SESSION_STREAM, self._on_session_stream, max_frame_bytes=MAX_FRAME_BYTES)
@@ -173,6 +175,7 @@ class _Opening:
         session = _Session(self._server, served, message, self._stream, slot)
         self._server.sessions[message.head, message.session] = session
         self._server.sessions_total += 1
+        self._server.on_load()
         if message.next is None:
             session.opened()
         else:
@@ -423,6 +426,7 @@ class _Session:
         opening = self.core.opening
         del self._server.sessions[opening.head, opening.session]
         self._server.session_ended.set()
+        self._server.on_load()
         self._deadline.cancel()
         self._release_slot()
         if self._receipt is None:

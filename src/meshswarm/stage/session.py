@@ -127,7 +127,7 @@ class SpanSession:
         self.length += step.n_rows
         self._computing[step.seq] = step
         self._count(step, bytes_in=len(step.tokens or step.hidden or b""))
-        emits = bool(step.flags & Flag.EMIT) and self.opening.returns is Returns.LOGITS
+        emits = step.flags & (Flag.EMIT | Flag.REPLAY) == Flag.EMIT and self.opening.returns is Returns.LOGITS
         return Compute(step, (step.n_rows - 1,) if emits else ())
 
     def _check_window(self, step: Step) -> None:

@@ -1,0 +1,154 @@
+"""Finding a route and opening it: the cheapest one first, the next-best whenever a peer refuses or is gone.
+
+The rule this file keeps: a peer that refused or vanished is not asked again for the same request, and nobody is told
+"no" on the word of remembered records alone: they are asked for afresh before giving up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.errors import MeshswarmError, NoRouteError, PeerUnreachableError, RefusedError, RemoteError
+from meshswarm.head.route_session import RouteSession
+from meshswarm.head.session import HeadSession, Hop, Terms
+from meshswarm.identity import Identity, PeerId
+from meshswarm.ledger.bookkeeper import Bookkeeper
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.routing.planner import Route, plan_routes
+from meshswarm.stage.messages import SESSION_ID_BYTES, Opened
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.span import Span
+
+ROUTE_ATTEMPTS = 8
+SESSION_DEADLINE_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a request wants of a route. `max_tokens` None: as many as the route's context has room for."""
+
+    card: ModelCard
+    n_prompt: int
+    max_tokens: int | None
+    profile: Profile
+    temperature: float
+    top_k: int
+
+
+class Routes:
+    """Opens routes for one head.
+
+    `own_records` tells what this peer serves itself: its own layers are used before the DHT has heard of them.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        dht: Dht,
+        bookkeeper: Bookkeeper,
+        own_records: Callable[[], Sequence[CoverageRecord]],
+    ) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._dht = dht
+        self._bookkeeper = bookkeeper
+        self._own_records = own_records
+        self._busy_until: dict[PeerId, float] = {}
+
+    async def coverage(self, card: ModelCard, *, fresh: bool = False) -> list[CoverageRecord]:
+        """Who serves layers of the model, this peer included."""
+        found = await self._dht.coverage(card.model_id, card.n_layers, fresh=fresh)
+        own = [record for record in self._own_records() if record.model_id == card.model_id]
+        return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
+
+    async def open(
+        self, needs: Needs, records: Sequence[CoverageRecord]
+    ) -> tuple[RouteSession, tuple[Opened, ...]]:
+        """The cheapest route that opens. Raises what the last attempt failed with, or NoRouteError."""
+        avoid = self._dht.unreachable() - {self._endpoint.peer_id}
+        failure: MeshswarmError | None = None
+        is_fresh = False
+        for _ in range(ROUTE_ATTEMPTS):
+            try:
+                route = self._plan(needs, records, avoid)
+            except NoRouteError as error:
+                if is_fresh:
+                    raise failure or error from None
+                records, is_fresh = await self.coverage(needs.card, fresh=True), True
+                try:
+                    route = self._plan(needs, records, avoid)
+                except NoRouteError as still:
+                    raise failure or still from None
+            session = self._session(needs, route, records)
+            try:
+                return session, await session.open()
+            except RemoteError as error:
+                if error.peer is None:
+                    raise
+                failure = error
+                avoid |= {self._note(error)}
+        assert failure is not None
+        raise failure
+
+    def _note(self, error: RemoteError) -> PeerId:
+        """Remember for later requests too who is gone and who is busy. Returns the peer to go round."""
+        assert error.peer is not None
+        peer = PeerId.parse(error.peer)
+        if isinstance(error, PeerUnreachableError):
+            self._dht.report_unreachable(peer)
+        elif isinstance(error, RefusedError) and error.retry_after_s:
+            self._busy_until[peer] = asyncio.get_running_loop().time() + error.retry_after_s
+        return peer
+
+    def _plan(self, needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId]) -> Route:
+        """The cheapest route with room for the whole answer, or else for the prompt and a beginning; last of all
+        through peers that said they were full, since they may have room again."""
+        beginning = needs.n_prompt + 1
+        whole = needs.n_prompt + (needs.max_tokens or 1)
+        for n_ctx, kv_tokens in ((whole, 1), (beginning, 1)):
+            with contextlib.suppress(NoRouteError):
+                return self._cheapest(needs.card.n_layers, records, avoid, n_ctx, kv_tokens)
+        return self._cheapest(needs.card.n_layers, records, avoid, beginning, 0)
+
+    def _cheapest(
+        self, n_layers: int, records: Sequence[CoverageRecord], avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int
+    ) -> Route:
+        now = asyncio.get_running_loop().time()
+        self._busy_until = {peer: until for peer, until in self._busy_until.items() if until > now}
+        return plan_routes(
+            n_layers,
+            records,
+            head=self._endpoint.peer_id,
+            rtt_s=lambda _, peer: self._dht.rtt_s(peer),
+            avoid=avoid,
+            limit=1,
+            n_ctx=n_ctx,
+            kv_tokens=kv_tokens,
+            queue_s={peer: until - now for peer, until in self._busy_until.items()},
+        )[0]
+
+    def _session(self, needs: Needs, route: Route, records: Sequence[CoverageRecord]) -> RouteSession:
+        used = {hop.peer for hop in route.hops}
+        smallest = min(record.n_ctx for record in records if record.peer in used)
+        terms = Terms(
+            model_id=needs.card.model_id,
+            n_layers=needs.card.n_layers,
+            n_embd=needs.card.n_embd,
+            n_ctx=smallest if needs.max_tokens is None else min(smallest, needs.n_prompt + needs.max_tokens),
+            profile=needs.profile,
+            temperature=needs.temperature,
+            top_k=needs.top_k,
+            deadline_ms=SESSION_DEADLINE_S * 1000,
+        )
+        hops = tuple(Hop(hop.peer, hop.addresses, Span(hop.span.start, hop.stop)) for hop in route.hops)
+        addresses = tuple(self._endpoint.addresses)
+        core = HeadSession(os.urandom(SESSION_ID_BYTES), self._endpoint.peer_id, addresses, hops, terms)
+        return RouteSession(self._endpoint, self._identity, core, self._bookkeeper)

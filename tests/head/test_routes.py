@@ -1,0 +1,176 @@
+"""Finding and opening a route over real sockets and a real DHT: refusals, ghosts, stale memory."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.config import Address
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.errors import NoRouteError, PeerUnreachableError, RefusedError
+from meshswarm.head.routes import Needs, Routes
+from meshswarm.identity import Identity
+from meshswarm.ledger.bookkeeper import Bookkeeper
+from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.stream import Stream
+from meshswarm.net.swarm import Swarm
+from meshswarm.stage.messages import (
+    MAX_FRAME_BYTES,
+    SESSION_STREAM,
+    Message,
+    Open,
+    Opened,
+    RefusalReason,
+    Refused,
+)
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.span import Span
+from meshswarm.stage.wire import decode, encode
+
+CARD = ModelCard(bytes(32), "tiny", "llama", "f32", 4, (1000,), 100, 512, 8, 32)
+NEEDS = Needs(CARD, n_prompt=4, max_tokens=8, profile=Profile.FAST, temperature=0.0, top_k=1)
+OPENED = Opened("cpu", 512, bytes(32))
+BUSY = Refused(RefusalReason.BUSY, "all its sessions are taken", 60_000)
+
+
+@dataclass
+class Holder:
+    """A peer that says it serves layers, and gives `answers` to OPENs, the last one again and again."""
+
+    endpoint: Endpoint
+    dht: Dht
+    answers: tuple[Message, ...]
+    asked: list[Open] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.endpoint.handle_stream(SESSION_STREAM, self.accept, max_frame_bytes=MAX_FRAME_BYTES)
+
+    def accept(self, stream: Stream) -> None:
+        def on_frame(frame: bytes) -> None:
+            message = decode(frame)
+            if isinstance(message, Open):
+                stream.send(encode(self.answers[min(len(self.asked), len(self.answers) - 1)]))
+                self.asked.append(message)
+
+        stream.receive_with(on_frame, lambda error: None)
+
+    async def say(self, span: Span, us_per_layer: int, addresses: tuple[Address, ...] | None = None) -> None:
+        await self.dht.publish_coverage(
+            CoverageRecord(
+                peer=self.endpoint.peer_id, addresses=addresses or (self.endpoint.address,), model_id=CARD.model_id,
+                span=span, loaded=True, numclass="cpu", n_ctx=256, us_per_layer=us_per_layer,
+                prefill_us_per_row_layer=1, free_kv_tokens=1024,
+            )
+        )  # fmt: skip
+
+
+@dataclass
+class Scene:
+    """A head and whoever a test puts beside it."""
+
+    swarm: Swarm
+    routes: Routes
+    head: Endpoint
+    dht: Dht
+    endpoints: list[Endpoint]
+
+    async def holder(self, *answers: Message) -> Holder:
+        identity = Identity.generate()
+        endpoint = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=self.swarm)
+        self.endpoints.append(endpoint)
+        dht = Dht(endpoint, identity, self.swarm)
+        await dht.join([(self.head.peer_id, (self.head.address,))])
+        return Holder(endpoint, dht, answers or (OPENED,))
+
+    async def hops(self) -> list[Endpoint]:
+        records = await self.routes.coverage(CARD)
+        session, _ = await self.routes.open(NEEDS, records)
+        by_id = {endpoint.peer_id: endpoint for endpoint in self.endpoints}
+        found = [by_id[hop.peer] for hop in session.core.hops]
+        session.cancel()
+        return found
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    swarm = Swarm(f"test-{secrets.token_hex(8)}")
+    identity = Identity.generate()
+    head = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=swarm)
+    dht = Dht(head, identity, swarm)
+    writer = ReceiptWriter(ReceiptStore(tmp_path / "ledger.sqlite"), lambda error: None)
+    routes = Routes(head, identity, dht, Bookkeeper(identity, writer, swarm.swarm_id), list)
+    running = Scene(swarm, routes, head, dht, [head])
+    yield running
+    for endpoint in running.endpoints:
+        await endpoint.close()
+    writer.close()
+
+
+async def test_the_next_best_peer_is_taken_when_the_best_refuses(scene: Scene) -> None:
+    fast, slow = await scene.holder(BUSY), await scene.holder()
+    await fast.say(Span(0, 4), 10)
+    await slow.say(Span(0, 4), 500_000)
+    assert await scene.hops() == [slow.endpoint]
+    assert len(fast.asked) == 1
+
+
+async def test_a_peer_that_said_it_was_busy_is_priced_by_its_wait_next_time(scene: Scene) -> None:
+    fast, slow = await scene.holder(BUSY, OPENED), await scene.holder()
+    await fast.say(Span(0, 4), 10)
+    await slow.say(Span(0, 4), 500_000)
+    await scene.hops()
+    assert await scene.hops() == [slow.endpoint]
+    assert len(fast.asked) == 1
+
+
+async def test_when_every_holder_refuses_the_client_hears_when_to_come_back(scene: Scene) -> None:
+    for _ in range(3):
+        holder = await scene.holder(BUSY)
+        await holder.say(Span(0, 4), 10)
+    with pytest.raises(RefusedError) as caught:
+        await scene.hops()
+    assert caught.value.retry_after_s == 60.0
+
+
+async def test_an_unreachable_next_span_is_gone_round_not_the_one_that_reported_it(scene: Scene) -> None:
+    first = await scene.holder(Refused(RefusalReason.NEXT_UNREACHABLE, "no way there", 0), OPENED)
+    fast, slow = await scene.holder(), await scene.holder()
+    await first.say(Span(0, 2), 10)
+    await fast.say(Span(2, 4), 10)
+    await slow.say(Span(2, 4), 500_000)
+    assert await scene.hops() == [first.endpoint, slow.endpoint]
+
+
+async def test_a_dead_peer_in_a_remembered_record_is_replaced_by_one_that_came_since(scene: Scene) -> None:
+    dead = await scene.holder()
+    await dead.say(Span(0, 4), 10)
+    stale = await scene.routes.coverage(CARD)
+    await dead.endpoint.close()
+    replacement = await scene.holder()
+    await replacement.say(Span(0, 4), 1000)
+    session, _ = await scene.routes.open(NEEDS, stale)
+    assert session.core.hops[0].peer == replacement.endpoint.peer_id
+    session.cancel()
+
+
+async def test_a_ghost_address_is_an_error_that_names_the_peer(scene: Scene) -> None:
+    ghost = await scene.holder()
+    await ghost.say(Span(0, 4), 10, (Address("127.0.0.1", 9),))
+    records = await scene.routes.coverage(CARD)
+    await ghost.endpoint.close()
+    with pytest.raises((PeerUnreachableError, NoRouteError), match=ghost.endpoint.peer_id.short):
+        await scene.routes.open(NEEDS, records)
+
+
+async def test_nobody_with_the_layers_is_said_with_the_layers(scene: Scene) -> None:
+    holder = await scene.holder()
+    await holder.say(Span(0, 2), 10)
+    with pytest.raises(NoRouteError, match="2:4"):
+        await scene.hops()
