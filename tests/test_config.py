@@ -53,3 +53,10 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):
         Home(tmp_path / "file" / "home").create()
+
+
+def test_a_folder_whose_lock_cannot_be_opened_is_a_clear_error(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home").create()
+    (home.root / "lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        HomeLock(home)

@@ -138,10 +138,13 @@ class Home:
 
 
 class HomeLock:
-    """Holds a peer's folder for this process. Raises ConfigError when another process holds it."""
+    """Holds a peer's folder for this process. Raises ConfigError when another process holds it, or nobody can."""
 
     def __init__(self, home: Home) -> None:
-        self._file: IO[str] = (home.root / "lock").open("a+")
+        try:
+            self._file: IO[str] = (home.root / "lock").open("a+")
+        except OSError as error:
+            raise ConfigError(f"the folder {home.root} cannot be used: {error.strerror or error}") from error
         try:
             _lock_file(self._file)
         except OSError:
