@@ -92,9 +92,12 @@ async def test_a_header_that_was_fetched_outranks_the_card_that_led_to_it(pair: 
 async def test_a_listing_tells_the_context_of_that_model_and_not_of_another(pair: Pair) -> None:
     other = replace(pair.card, model_id=bytes(32), name="other")
     await pair.holder.dht.publish_card(other.sign(pair.holder.identity))
-    await pair.holder.dht.publish_coverage(pair.holder.serves(bytes(32), n_ctx=100))
-    own = [pair.holder.serves(pair.card.model_id, n_ctx=4096)]
-    listed = {listing.id: listing for listing in await pair.holder.directory.listings(lambda: own)}
+    contexts = {other.model_id: 100, pair.card.model_id: 4096}
+
+    async def coverage(card: ModelCard) -> list[CoverageRecord]:
+        return [pair.holder.serves(card.model_id, contexts[card.model_id])]
+
+    listed = {listing.id: listing for listing in await pair.holder.directory.listings(coverage)}
     assert (listed["other"].n_ctx, listed[NAME].n_ctx) == (100, 4096)
     assert all(listing.ready for listing in listed.values())
 
