@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.wan.test_wan import needs, network
 
 SEND_TOO_MUCH = """
