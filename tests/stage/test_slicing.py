@@ -115,12 +115,19 @@ def test_a_padding_layer_is_zeros_shaped_like_the_last_and_takes_no_room(smollm2
 
 def test_arrays_with_one_item_per_layer_are_cut_too(tmp_path: Path, gguf_recipe: Any) -> None:
     recipe = gguf_recipe()
-    recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 1, 1, 2])
-    recipe.entries["llama.feed_forward_length"] = (ARRAY, U32, [61, 62, 63, 64])
+    recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 1, 1, 1])
+    recipe.entries["llama.feed_forward_length"] = (ARRAY, U32, [64, 64, 64, 64])
     source = recipe.write(tmp_path / "tiny.gguf")
     _, header = cut(source, "1:4", tmp_path, pad_layers=2)
     numbers = [header.numbers(f"llama.{key}") for key in ("attention.head_count_kv", "feed_forward_length")]
-    assert [array.tolist() for array in numbers if array is not None] == [[1, 1, 2, 2, 2], [62, 63, 64, 64, 64]]
+    assert [array.tolist() for array in numbers if array is not None] == [[1] * 5, [64] * 5]
+
+
+def test_layers_that_llama_cpp_would_build_alike_must_be_alike(tmp_path: Path, gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 1, 2, 2])
+    with pytest.raises(IllegalCutError, match=r"its setting llama\.attention\.head_count_kv differs between layers"):
+        cut(recipe.write(tmp_path / "tiny.gguf"), "2:4", tmp_path)
 
 
 def test_a_larger_alignment_is_kept(tmp_path: Path, gguf_recipe: Any) -> None:
@@ -171,6 +178,10 @@ def test_what_nobody_proved_is_not_cut(tmp_path: Path, gguf_recipe: Any) -> None
     recipe = gguf_recipe()
     recipe.entries["llama.attention.sliding_window_pattern"] = (U32, 2)
     with pytest.raises(IllegalCutError, match=r"its setting llama\.attention\.sliding_window_pattern"):
+        cut(recipe.write(tmp_path / "tiny.gguf"), "0:2", tmp_path)
+    recipe = gguf_recipe()
+    recipe.entries["llama.rope.scaling.type"] = (STRING, "longrope")
+    with pytest.raises(IllegalCutError, match=r"'longrope' as its setting llama\.rope\.scaling\.type"):
         cut(recipe.write(tmp_path / "tiny.gguf"), "0:2", tmp_path)
     recipe = gguf_recipe()
     recipe.tensors.append(["mystery.weight", (64,)])

@@ -25,8 +25,9 @@ class Family:
     architecture: str
     capture_node: str  # the residual after layer {layer}, before the final norm: float32 [n_rows, n_embd]
     inject_node: str  # carries the token embeddings into layer 0: overwritten with received rows
-    per_layer_keys: frozenset[str]  # metadata (without the architecture's prefix) that may hold one item per layer
+    uniform_keys: frozenset[str]  # metadata (without the architecture's prefix) that may repeat its value a layer
     common_keys: frozenset[str]  # metadata that means the same in every span; a model with any other is not split
+    proved_texts: Mapping[str, frozenset[str]]  # of the common keys that are text: the only values proved
     shared_tensors: frozenset[str]  # tensors outside the layers that every span keeps whole
 
     def capture_name(self, layer: int) -> str:
@@ -39,7 +40,8 @@ _ROWS = (
         architecture="llama",
         capture_node="l_out-{layer}",
         inject_node="embd",
-        per_layer_keys=frozenset({"attention.head_count", "attention.head_count_kv", "feed_forward_length"}),
+        # One value for all layers: llama.cpp builds every layer of this architecture with the first one's.
+        uniform_keys=frozenset({"attention.head_count", "attention.head_count_kv", "feed_forward_length"}),
         common_keys=frozenset(
             {
                 "block_count",
@@ -61,9 +63,9 @@ _ROWS = (
                 "rope.scaling.type",
             }
         ),
-        shared_tensors=frozenset(
-            {"output_norm.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-        ),
+        # Not "longrope": it takes other factors in a large context than in a small one, and each peer chooses its own.
+        proved_texts=MappingProxyType({"rope.scaling.type": frozenset({"none", "linear", "yarn"})}),
+        shared_tensors=frozenset({"output_norm.weight", "rope_freqs.weight"}),
     ),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.architecture: family for family in _ROWS})

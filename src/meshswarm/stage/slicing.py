@@ -108,14 +108,22 @@ def _copy_hyperparameter(
     writer: HeaderWriter, header: GgufHeader, entry: Entry, family: Family, span: Span, pad_layers: int
 ) -> None:
     name = entry.key.removeprefix(family.architecture + ".")
-    if entry.is_array and name in family.per_layer_keys:
+    if entry.is_array and name in family.uniform_keys:
+        values = header.numbers(entry.key)
+        if values is None or (values != values[0]).any():
+            raise IllegalCutError(f"{header.source} cannot be split: its setting {entry.key} differs between layers")
         writer.copy_items(header, entry, span.start, span.stop + pad_layers)
-    elif name in family.per_layer_keys or name in family.common_keys:
-        writer.copy(header, entry)
-    else:
+    elif name not in family.uniform_keys | family.common_keys:
         raise IllegalCutError(
             f"{header.source} cannot be split: no test has proved what its setting {entry.key} means to a part of it"
         )
+    elif name in family.proved_texts and header.text(entry.key) not in family.proved_texts[name]:
+        raise IllegalCutError(
+            f"{header.source} cannot be split: no test has proved what {header.text(entry.key)!r} as its setting "
+            f"{entry.key} means to a part of it"
+        )
+    else:
+        writer.copy(header, entry)
 
 
 def _pieces(

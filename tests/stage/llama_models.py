@@ -1,0 +1,181 @@
+"""Tiny random llama models of every kind the family table lets through, as files that stock llama.cpp loads.
+
+A tensor's numbers depend on its name alone: two models that differ in one feature share all other weights, so a slice
+of one in place of the other's is a negative control for that feature and no more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as Encoding
+from gguf import GGUFValueType as Kind
+from gguf import GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape
+from llama_cpp import llama_cpp as llama
+from numpy.typing import NDArray
+
+N_LAYERS = 4
+N_VOCAB = 160
+N_EMBD = 256
+"""One super-block of the K-quants."""
+HEADS, KV_HEADS = 4, 2
+_quantize_chunk = ctypes.CFUNCTYPE(
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+)(("ggml_quantize_chunk", llama._lib))
+
+
+@dataclass(frozen=True)
+class TinyLlama:
+    """What a model has. `keys`: metadata without the "llama." prefix, an int, float, bool, text or list of ints, that
+    replaces the usual; `mixed`: encodings of tensors whose names end so, where they are not `encoding`."""
+
+    encoding: Encoding = Encoding.F32
+    mixed: Mapping[str, Encoding] = field(default_factory=lambda: MappingProxyType({}))
+    keys: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    n_ff: int = 256
+    head_size: int = N_EMBD // HEADS
+    is_tied: bool = False
+    has_biases: bool = False
+    has_fused_qkv: bool = False
+    rope_tensors: tuple[str, ...] = ()
+    n_experts: int = 0
+    swapped_experts: bool = False  # the first two experts of layer 2 have each other's way down
+
+    def write(self, path: Path) -> Path:
+        """Write the model to `path`."""
+        writer = GGUFWriter(path, "llama")
+        for key, value in (self._usual_keys() | dict(self.keys)).items():
+            _add(writer, f"llama.{key}", value)
+        _add_vocabulary(writer)
+        for name, shape in self._shapes().items():
+            numbers = self._numbers(name, shape)
+            encoding = self._encoding(name, shape)
+            writer.add_tensor(name, _encoded(numbers, encoding), raw_dtype=encoding)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _usual_keys(self) -> dict[str, Any]:
+        keys: dict[str, Any] = {
+            "block_count": N_LAYERS,
+            "context_length": 256,
+            "embedding_length": N_EMBD,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": HEADS,
+            "attention.head_count_kv": KV_HEADS,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": 10000.0,
+            "vocab_size": N_VOCAB,
+        }
+        if self.n_experts:
+            keys |= {"expert_count": self.n_experts, "expert_used_count": 2}
+        return keys
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, rows first as numpy has it."""
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, N_EMBD), "output_norm.weight": (N_EMBD,)}
+        if not self.is_tied:
+            shapes["output.weight"] = (N_VOCAB, N_EMBD)
+        shapes |= dict.fromkeys(self.rope_tensors, (self.head_size // 2,))
+        for layer in range(N_LAYERS):
+            shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_shapes().items()}
+        return shapes
+
+    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        wide, narrow = HEADS * self.head_size, KV_HEADS * self.head_size
+        attention = {"attn_q": (wide, N_EMBD), "attn_k": (narrow, N_EMBD), "attn_v": (narrow, N_EMBD)}
+        if self.has_fused_qkv:
+            attention = {"attn_qkv": (wide + 2 * narrow, N_EMBD)}
+        dense = attention | {"attn_output": (N_EMBD, wide)}
+        feed_forward = {"ffn_gate": (self.n_ff, N_EMBD), "ffn_up": (self.n_ff, N_EMBD), "ffn_down": (N_EMBD, self.n_ff)}
+        shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (N_EMBD,), "ffn_norm.weight": (N_EMBD,)}
+        if self.n_experts:
+            shapes["ffn_gate_inp.weight"] = (self.n_experts, N_EMBD)
+            shapes |= {f"{name}_exps.weight": (self.n_experts, *shape) for name, shape in feed_forward.items()}
+        else:
+            dense |= feed_forward
+        for name, shape in dense.items():
+            shapes[f"{name}.weight"] = shape
+            if self.has_biases:
+                shapes[f"{name}.bias"] = shape[:1]
+        return shapes
+
+    def _numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Weights that keep a row's size about constant, so that every layer has its say and answers vary."""
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        numbers = random.standard_normal(shape, np.float32)
+        if name.startswith("rope_f"):
+            return np.linspace(1, 8, shape[0], dtype=np.float32) * (1 + np.float32(0.1) * np.abs(numbers))
+        if name.endswith("norm.weight"):
+            return 1 + np.float32(0.2) * numbers
+        if name.endswith(".bias"):
+            return np.float32(0.3) * numbers
+        if name == "token_embd.weight":
+            return numbers
+        if name == "blk.2.ffn_down_exps.weight" and self.swapped_experts:
+            numbers[[0, 1]] = numbers[[1, 0]]
+        gain = 3 if "attn_q" in name or "attn_k" in name or "ffn_gate_inp" in name else 1
+        return numbers * np.float32(gain / math.sqrt(shape[-1]))
+
+    def _encoding(self, name: str, shape: tuple[int, ...]) -> Encoding:
+        if len(shape) == 1 or "ffn_gate_inp" in name:
+            return Encoding.F32
+        return next((encoding for end, encoding in self.mixed.items() if name.endswith(end)), self.encoding)
+
+
+def _encoded(numbers: NDArray[np.float32], encoding: Encoding) -> NDArray[Any]:
+    """The rows of `numbers` as llama.cpp's own quantizer writes them, byte for byte."""
+    if encoding is Encoding.F32:
+        return numbers
+    numbers = np.ascontiguousarray(numbers)
+    target = np.empty(quant_shape_to_byte_shape(numbers.shape, encoding), np.uint8)
+    n_per_row = numbers.shape[-1]
+    n_bytes = _quantize_chunk(
+        encoding, numbers.ctypes.data, target.ctypes.data, 0, numbers.size // n_per_row, n_per_row, None
+    )
+    assert n_bytes == target.nbytes
+    return target
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_key_value(key, value, Kind.ARRAY, Kind.UINT32)
+
+
+def _add_vocabulary(writer: GGUFWriter) -> None:
+    letters = [chr(code) for code in range(0x100, 0x100 + N_VOCAB)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(letters)
+    writer.add_token_types([1] * N_VOCAB)
+    writer.add_token_merges([f"{letters[0]} {letters[0]}"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)

@@ -1,0 +1,207 @@
+"""Every feature the table lets a llama model have, cut everywhere: bit for bit what the unsplit model computes.
+
+`test_parity` proves the cuts on one real model. Here are tiny random ones with what it lacks, and for each feature a
+model without it, whose slice in one place of the chain must change the answer, or the comparison would prove nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from gguf import GGMLQuantizationType as Encoding
+from numpy.typing import NDArray
+from tests.stage.chain import Session, stop_all
+from tests.stage.conftest import Cut
+from tests.stage.llama_models import HEADS, KV_HEADS, N_LAYERS, N_VOCAB, TinyLlama
+from tests.stage.unsplit import Unsplit
+
+from meshswarm.stage.engine import SpanEngine, padding
+from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
+from meshswarm.stage.span import Span
+
+N_CTX = 128
+PROMPT = [(7 * n * n + 13 * n + 11) % N_VOCAB for n in range(70)]
+SECOND_TURN = [(5 * n * n + 3 * n + 2) % N_VOCAB for n in range(13)]
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+    "rope.scaling.attn_factor": 0.8,
+    "rope.scaling.finetuned": True,
+}
+WHOLE_ARRAYS = {
+    "attention.head_count": [HEADS] * N_LAYERS,
+    "attention.head_count_kv": [KV_HEADS] * N_LAYERS,
+    "feed_forward_length": [192] * N_LAYERS,
+}
+PLAIN = TinyLlama()
+MOE = TinyLlama(n_experts=8, n_ff=64)
+MOE_QUANTIZED = replace(MOE, encoding=Encoding.Q4_0)
+HEAD_KEYS = {"attention.key_length": 32, "attention.value_length": 32}
+SMALL_HEADS = TinyLlama(head_size=32, keys=HEAD_KEYS)
+AS_IN_Q4_K_M = {"ffn_down.weight": Encoding.Q6_K, "output.weight": Encoding.Q6_K}
+Q4_K_MEDIUM = TinyLlama(encoding=Encoding.Q4_K, mixed=AS_IN_Q4_K_M)
+MODELS: dict[str, tuple[TinyLlama, tuple[TinyLlama, ...]]] = {
+    "untied output": (PLAIN, (replace(PLAIN, is_tied=True),)),
+    "rope_freqs": (replace(PLAIN, rope_tensors=("rope_freqs.weight",)), (PLAIN,)),
+    "linear rope": (replace(PLAIN, keys=LINEAR), (PLAIN, replace(PLAIN, keys=LINEAR | {"rope.scaling.factor": 8.0}))),
+    "linear rope, old key": (replace(PLAIN, keys={"rope.scale_linear": 4.0}), (PLAIN,)),
+    "yarn rope": (
+        replace(PLAIN, keys=YARN),
+        (
+            PLAIN,
+            replace(PLAIN, keys=YARN | {"rope.scaling.type": "linear"}),
+            replace(PLAIN, keys=YARN | {"rope.scaling.original_context_length": 32}),
+            replace(PLAIN, keys=YARN | {"rope.scaling.attn_factor": 1.0}),
+        ),
+    ),
+    "rope scaling off": (
+        replace(PLAIN, keys=LINEAR | {"rope.scaling.type": "none"}),
+        (replace(PLAIN, keys=LINEAR),),
+    ),
+    "heads of their own size": (SMALL_HEADS, (replace(SMALL_HEADS, keys=HEAD_KEYS | {"rope.freq_base": 1e5}),)),
+    "keys as arrays": (TinyLlama(keys=WHOLE_ARRAYS, n_ff=192), (TinyLlama(keys=LINEAR, n_ff=192),)),
+    "biases": (replace(PLAIN, has_biases=True), (PLAIN,)),
+    "fused qkv": (replace(PLAIN, has_fused_qkv=True), (PLAIN,)),
+    "F16": (TinyLlama(encoding=Encoding.F16), (PLAIN,)),
+    "BF16": (TinyLlama(encoding=Encoding.BF16), (PLAIN,)),
+    "Q8_0": (TinyLlama(encoding=Encoding.Q8_0), (PLAIN,)),
+    "Q4_0": (TinyLlama(encoding=Encoding.Q4_0), (TinyLlama(encoding=Encoding.Q4_1),)),
+    "Q4_K and Q6_K": (Q4_K_MEDIUM, (replace(Q4_K_MEDIUM, mixed={}), TinyLlama(encoding=Encoding.Q5_K))),
+    "experts": (MOE, (replace(MOE, swapped_experts=True), replace(MOE, keys={"expert_used_count": 3}))),
+    "experts in Q4_0": (MOE_QUANTIZED, (replace(MOE_QUANTIZED, swapped_experts=True),)),
+}
+CHAINS = [[Span(0, at), Span(at, N_LAYERS)] for at in range(1, N_LAYERS)]
+SINGLES = [Span(at, at + 1) for at in range(N_LAYERS)]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def chunks(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [tokens[start : start + size] for start in range(0, len(tokens), size)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One chunk of a conversation: what goes in from `pos0` on, and the logits of all its rows."""
+
+    pos0: int
+    tokens: Sequence[int]
+    logits: NDArray[np.float32]
+
+
+class Oracle:
+    """Conversations with the unsplit model, at the row counts `profile` computes."""
+
+    def __init__(self, unsplit: Unsplit, profile: Profile) -> None:
+        self._unsplit = unsplit
+        self._profile = profile
+        self.steps: list[Step] = []
+        self.answer: list[int] = []
+
+    def turn(self, prompt: Sequence[int], pos0: int, *, n_steps: int, size: int) -> None:
+        """Forget what stands at `pos0` and after; a prompt in chunks of up to `size`, then greedy single steps."""
+        for chunk in chunks(prompt, size):
+            pos0 = self._step(chunk, pos0)
+        for _ in range(n_steps):
+            self.answer.append(int(self.steps[-1].logits[-1].argmax()))
+            pos0 = self._step(self.answer[-1:], pos0)
+
+    def _step(self, tokens: Sequence[int], pos0: int) -> int:
+        n_dummies = max(0, EXACT_MIN_ROWS - len(tokens)) if self._profile is Profile.EXACT else 0
+        computed = [*tokens, *[tokens[-1]] * n_dummies]
+        self._unsplit.forget(pos0)
+        logits = self._unsplit.rows(computed, pos0, range(len(computed)))[: len(tokens)]
+        self.steps.append(Step(pos0, tokens, logits))
+        return pos0 + len(tokens)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model unsplit, and engines on spans of it."""
+
+    path: Path
+    impostors: list[Path]
+    unsplit: Unsplit
+    engines: dict[Span, SpanEngine]
+
+    def conversation(self, profile: Profile) -> Oracle:
+        """Chunked prefill, greedy steps, and a second turn that takes back most of the first answer."""
+        oracle = Oracle(self.unsplit, profile)
+        oracle.turn(PROMPT, 0, n_steps=8, size=64 if profile is Profile.FAST else EXACT_MAX_ROWS)
+        oracle.turn(SECOND_TURN, len(PROMPT) + 3, n_steps=6, size=9)
+        return oracle
+
+    def hops(self, spans: Sequence[Span]) -> list[tuple[SpanEngine, int]]:
+        return [(self.engines[span], span.stop) for span in spans]
+
+
+def start(path: Path, span: Span) -> SpanEngine:
+    engine = SpanEngine.load(path, span, N_LAYERS, n_ctx=N_CTX, n_slots=1, n_threads=1)
+    engine.start(asyncio.get_running_loop())
+    return engine
+
+
+def cut_for(cut: Cut, path: Path, span: Span) -> Path:
+    """The slice a peer would load."""
+    return cut(path, span, padding(span, N_LAYERS))
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=list(MODELS))
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A model, and the models that lack what it is about."""
+    model, impostors = request.param
+    folder = tmp_path_factory.mktemp("llama")
+    paths = [impostor.write(folder / f"impostor-{index}.gguf") for index, impostor in enumerate(impostors)]
+    return model.write(folder / "model.gguf"), paths
+
+
+@pytest.fixture(scope="module")
+def unsplit(written: tuple[Path, list[Path]]) -> Iterator[Unsplit]:
+    model = Unsplit(written[0], N_CTX)
+    yield model
+    model.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(cut: Cut, written: tuple[Path, list[Path]], unsplit: Unsplit) -> AsyncIterator[Served]:
+    spans = {span for spans in [*CHAINS, SINGLES] for span in spans}
+    engines = {span: start(cut_for(cut, written[0], span), span) for span in spans}
+    yield Served(*written, unsplit, engines)
+    await stop_all(list(engines.values()))
+
+
+@pytest.mark.parametrize("profile", Profile)
+async def test_every_chain_computes_the_unsplit_models_bits(served: Served, profile: Profile) -> None:
+    oracle = served.conversation(profile)
+    assert len(set(oracle.answer)) > 6, "it repeats itself, so it proves little"
+    for spans in [*CHAINS, SINGLES]:
+        with Session(served.hops(spans), profile) as session:
+            for step in oracle.steps:
+                truncate_to = step.pos0 if step.pos0 < session.n_held else None
+                rows = await session.rows(step.tokens, range(len(step.tokens)), truncate_to=truncate_to)
+                assert np.array_equal(rows, step.logits), f"through {[str(span) for span in spans]} at {step.pos0}"
+
+
+async def test_the_comparison_notices_a_slice_without_the_feature(cut: Cut, served: Served) -> None:
+    expected = served.conversation(Profile.FAST).steps[0]
+    last = Span(2, N_LAYERS)
+    for path in served.impostors:
+        impostor = start(cut_for(cut, path, last), last)
+        with Session([(served.engines[Span(0, 2)], 2), (impostor, N_LAYERS)], Profile.FAST) as session:
+            assert not np.array_equal(await session.rows(expected.tokens, range(len(expected.tokens))), expected.logits)
+        await impostor.stop()
+
+
+async def test_the_comparison_notices_layers_in_the_wrong_order(served: Served) -> None:
+    expected = served.conversation(Profile.FAST).steps[0]
+    first, second, third, last = served.hops(SINGLES)
+    with Session([first, third, second, last], Profile.FAST) as session:
+        assert not np.array_equal(await session.rows(expected.tokens, range(len(expected.tokens))), expected.logits)
