@@ -20,7 +20,7 @@ from meshswarm.net.endpoint import Endpoint
 
 HEADER_REQUEST = "model/header"
 FETCH_TIMEOUT_S = 60.0
-PATIENCE_S = 4.0
+PATIENCE_S = 2.0
 """A holder that has not answered for so long may still do so, but the next one is asked as well."""
 
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import RequestError
+from meshswarm.errors import RemoteError, RemoteProtocolError, RequestError
 from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.models import ModelDirectory, Voice
 from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Started
+from meshswarm.head.route_session import RouteSession
 from meshswarm.head.routes import Needs, Routes
 from meshswarm.head.sampler import Sampler, SamplingParams
 from meshswarm.head.session import State
@@ -81,6 +82,10 @@ class Head:
                     yield event
             session.close()
             self._tasks.create_task(session.ended())
+        except RemoteError as error:
+            known = _with_culprit(error, session)
+            self._routes.note(known)
+            raise known from None
         finally:
             if session.core.state in (State.OPENING, State.READY):
                 session.cancel()
@@ -106,6 +111,14 @@ class Head:
             )
         sampler = Sampler(_without_suppressed(request.sampling, voice), voice.vocabulary.n_vocab, prompt)
         return _Prepared(card, voice, prompt, sampler, records)
+
+
+def _with_culprit(error: RemoteError, session: RouteSession) -> RemoteError:
+    """The sampler knows only that the last span's rows are wrong; the route knows who that is."""
+    if error.peer is not None or not isinstance(error, RemoteProtocolError):
+        return error
+    last = session.core.hops[-1]
+    return RemoteProtocolError(f"peer {last.peer.short} (layers {last.span}): {error}", peer=str(last.peer))
 
 
 def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import MeshswarmError, NoRouteError, PeerUnreachableError, RefusedError, RemoteError
+from meshswarm.errors import (
+    MeshswarmError,
+    NoRouteError,
+    PeerUnreachableError,
+    RefusedError,
+    RemoteError,
+    RemoteProtocolError,
+)
 from meshswarm.head.route_session import RouteSession
 from meshswarm.head.session import HeadSession, Hop, Terms
 from meshswarm.identity import Identity, PeerId
@@ -94,19 +101,21 @@ class Routes:
                 if error.peer is None:
                     raise
                 failure = error
-                avoid |= {self._note(error)}
+                avoid |= self.note(error)
         assert failure is not None
         raise failure
 
-    def _note(self, error: RemoteError) -> PeerId:
-        """Remember for later requests too who is gone and who is busy. Returns the peer to go round."""
-        assert error.peer is not None
+    def note(self, error: RemoteError) -> frozenset[PeerId]:
+        """Remember for later requests too who is gone, who breaks the rules and who is busy. Returns whom to go round,
+        nobody when the error names no peer."""
+        if error.peer is None:
+            return frozenset()
         peer = PeerId.parse(error.peer)
-        if isinstance(error, PeerUnreachableError):
+        if isinstance(error, PeerUnreachableError | RemoteProtocolError):
             self._dht.report_unreachable(peer)
         elif isinstance(error, RefusedError) and error.retry_after_s:
             self._busy_until[peer] = asyncio.get_running_loop().time() + error.retry_after_s
-        return peer
+        return frozenset({peer})
 
     def _plan(self, needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId]) -> Route:
         """The cheapest route with room for the whole answer, or else for the prompt and a beginning; last of all
