@@ -1,6 +1,6 @@
 """Resident memory of peers with a third of the layers each, against what they must hold.
 
-    .venv/bin/python scripts/bench/memory.py [--ctx 4096] [--sessions 4]
+    .venv/bin/python scripts/bench/memory.py [--ctx 4095] [--sessions 4]
 
 Three peers with 10 of 30 layers each. The rule: a peer stays under its slice's bytes + KV + 160 MB resident, freshly
 started and after it has worked (a prompt of 1,000 tokens and 64 more).
@@ -27,7 +27,7 @@ MB = 1e6
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ctx", type=int, default=4096)
+    parser.add_argument("--ctx", type=int, default=4095)
     parser.add_argument("--sessions", type=int, default=4)
     options = parser.parse_args()
     print(machine(), flush=True)

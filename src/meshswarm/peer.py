@@ -46,7 +46,7 @@ from meshswarm.stage.server import Served, SpanServer
 from meshswarm.stage.span import Span
 from meshswarm.tasks import Tasks
 
-DEFAULT_N_CTX = 4096
+DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
 PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
 DRAIN_S = 3.0
 SURVEY_PERIOD_S = 120.0
@@ -55,7 +55,7 @@ SERVING_STRANGERS = (
     "This peer serves strangers: whoever is in the swarm 'public' may compute on this machine, and their prompts pass "
     "through it. To stay among yourselves, choose a name only you know with --swarm NAME."
 )
-WINDOW_ROWS = 2 * MAX_ROWS_PER_STEP
+WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
 
 Report = Callable[[Mapping[str, Any]], None]
 """Takes what a person or a program should know: a mapping with "event" and that event's fields."""
@@ -242,6 +242,7 @@ class Peer:
             n_ctx=n_ctx,
             n_slots=self.settings.n_sessions,
             n_threads=self.settings.n_threads or max(1, (os.cpu_count() or 2) // 2),
+            max_rows=MAX_ROWS_PER_STEP,
         )
         self._engine = engine
         engine.start(asyncio.get_running_loop())

@@ -131,7 +131,7 @@ def test_a_prompt_longer_than_the_context_is_400_with_both_numbers(three_peers: 
     with pytest.raises(openai.BadRequestError) as caught:
         answer(three_peers.client.api, messages=[{"role": "user", "content": "word " * 6000}])
     assert caught.value.code == "context_length_exceeded"
-    assert "4096" in str(caught.value)
+    assert "4095" in str(caught.value)
     assert "60" in str(caught.value)
 
 

@@ -59,7 +59,7 @@ from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 
 SPAN = Span(20, 30)
-N_CTX = 256
+N_CTX = 100
 PROVIDER = Identity.from_seed(b"\1" * 32)
 HEAD = Identity.from_seed(b"\2" * 32)
 PREVIOUS = Identity.from_seed(b"\3" * 32)
@@ -205,7 +205,7 @@ BAD_STEPS = {
     "infinite": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.inf, "<f4").tobytes())), "not a n"),
     "wrong width": (lambda stage: encode(step(0, 0, bytes(4))), "carries 4 bytes"),
     "wrong position": (lambda stage: encode(step(0, 7, stage.rows(1))), "starts at position 7"),
-    "beyond the context": (lambda stage: encode(step(0, 0, stage.rows(257), 257)), "beyond the 256 reserved"),
+    "beyond the context": (lambda stage: encode(step(0, 0, stage.rows(101), 101)), "beyond the 100 reserved"),
     "tokens": (lambda stage: encode(Step(0, 0, 1, None, 0, bytes(4), Dtype.F32, None, None)), "no hidden states"),
     "wrong hash": (
         lambda stage: encode(replace(step(0, 0, stage.rows(1)), running_hash=bytes(32))), "not the ones their sender"
@@ -291,6 +291,18 @@ async def test_terms_that_cannot_be_served_are_refused_with_a_reason(
     assert isinstance(refused, Refused)
     assert refused.reason is reason
     assert stage.engine.n_free_slots == 2
+
+
+async def test_a_model_without_an_exact_profile_refuses_it_and_serves_the_fast_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage.engine, "exact_obstacle", "this model has no exact profile")
+    stream = await stage.stream(HEAD, SESSION_STREAM)
+    stream.send(encode(replace(stage.opening(), profile=Profile.EXACT), HEAD))
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.message) == (RefusalReason.UNSUPPORTED, "this model has no exact profile")
+    await stage.open(stage.opening())
 
 
 async def test_when_all_slots_are_taken_the_next_session_is_told_when_to_come_back(stage: Stage) -> None:

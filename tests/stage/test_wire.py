@@ -129,7 +129,7 @@ def example_open() -> m.Open:
         ([m.Kind.STEP, 0, 0, 1, None, 0, b"1234", "f64", None, None], "dtype"),
         ([m.Kind.STEP, -1, 0, 1, None, 0, b"1234", "f32", None, None], "seq"),
         ([m.Kind.STEP, True, 0, 1, None, 0, b"1234", "f32", None, None], "seq"),
-        ([m.Kind.STEP, 0, 0, 513, None, 0, b"", "f32", None, None], "n_rows"),
+        ([m.Kind.STEP, 0, 0, m.MAX_ROWS_PER_STEP + 1, None, 0, b"", "f32", None, None], "n_rows"),
         ([m.Kind.RESULT, 0, [[b"1234", b"12345678", 0.0]], None], "do not match"),
         ([m.Kind.RESULT, 0, [[b"1234", b"1234", math.nan]], None], "tail_log_mass"),
         ([99], "unknown kind"),

@@ -16,6 +16,7 @@ from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
 from meshswarm.identity import PeerId
 from meshswarm.stage.messages import (
+    MAX_ROWS_PER_STEP,
     Cancel,
     Close,
     Counters,
@@ -44,7 +45,6 @@ from meshswarm.stage.span import Span
 OPEN_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0  # no result and no credit for so long while rows are under way: somebody is stuck, not dead
 CLOSE_TIMEOUT_S = 3.0
-FAST_CHUNK_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class HeadSession:
     @property
     def chunk_rows(self) -> int:
         """Prefill goes in steps of at most so many rows."""
-        return EXACT_MAX_ROWS if self.terms.profile is Profile.EXACT else FAST_CHUNK_ROWS
+        return EXACT_MAX_ROWS if self.terms.profile is Profile.EXACT else MAX_ROWS_PER_STEP
 
     @property
     def deadline(self) -> float | None:

@@ -20,8 +20,8 @@ SESSION_STREAM = "session"
 HOP_STREAM = "hop"
 
 SESSION_ID_BYTES = 16
-MAX_ROWS_PER_STEP = 512
-MAX_FRAME_BYTES = 16 << 20  # 512 rows of a model 8192 wide
+MAX_ROWS_PER_STEP = 128  # more rows cost every span memory and make the next one wait longer before it can begin
+MAX_FRAME_BYTES = 16 << 20  # 128 rows of a model 32768 wide
 MAX_TEXT = 500
 MAX_TOP_K = 4096
 
