@@ -48,6 +48,7 @@ class TinyLlama:
     encoding: Encoding = Encoding.F32
     mixed: Mapping[str, Encoding] = field(default_factory=lambda: MappingProxyType({}))
     keys: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    n_layers: int = N_LAYERS
     n_ff: int = 256
     head_size: int = N_EMBD // HEADS
     is_tied: bool = False
@@ -75,7 +76,7 @@ class TinyLlama:
 
     def _usual_keys(self) -> dict[str, Any]:
         keys: dict[str, Any] = {
-            "block_count": N_LAYERS,
+            "block_count": self.n_layers,
             "context_length": 256,
             "embedding_length": N_EMBD,
             "feed_forward_length": self.n_ff,
@@ -96,7 +97,7 @@ class TinyLlama:
         if not self.is_tied:
             shapes["output.weight"] = (N_VOCAB, N_EMBD)
         shapes |= dict.fromkeys(self.rope_tensors, (self.head_size // 2,))
-        for layer in range(N_LAYERS):
+        for layer in range(self.n_layers):
             shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_shapes().items()}
         return shapes
 

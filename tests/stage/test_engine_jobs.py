@@ -96,6 +96,7 @@ def test_what_fits_passes(job: Job, shape: SliceShape) -> None:
             MIDDLE,
             "49 rows; this engine takes 1 to 48",
         ),
+        (replace(HIDDEN, profile=Profile.EXACT), replace(MIDDLE, exact_obstacle="not here"), "not here"),
     ],
 )
 def test_what_does_not_fit_is_refused(job: Job, shape: SliceShape, match: str) -> None:

@@ -16,13 +16,13 @@ import pytest
 import pytest_asyncio
 from gguf import GGMLQuantizationType as Encoding
 from numpy.typing import NDArray
-from tests.stage.chain import Session, stop_all
+from tests.stage.chain import Session, job, stop_all
 from tests.stage.conftest import Cut
 from tests.stage.llama_models import HEADS, KV_HEADS, N_LAYERS, N_VOCAB, TinyLlama
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.stage.engine import SpanEngine, padding
-from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
+from meshswarm.stage.engine import EngineInputError, SpanEngine, padding
+from meshswarm.stage.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 from meshswarm.stage.span import Span
 
 N_CTX = 128
@@ -132,6 +132,12 @@ class Served:
     unsplit: Unsplit
     engines: dict[Span, SpanEngine]
 
+    @property
+    def profiles(self) -> list[Profile]:
+        """Those in which this model is served."""
+        has_exact = self.engines[SINGLES[1]].exact_obstacle is None
+        return [Profile.FAST, Profile.EXACT] if has_exact else [Profile.FAST]
+
     def conversation(self, profile: Profile) -> Oracle:
         """Chunked prefill, greedy steps, and a second turn that takes back most of the first answer."""
         oracle = Oracle(self.unsplit, profile)
@@ -178,16 +184,17 @@ async def served(cut: Cut, written: tuple[Path, list[Path]], unsplit: Unsplit) -
     await stop_all(list(engines.values()))
 
 
-@pytest.mark.parametrize("profile", Profile)
-async def test_every_chain_computes_the_unsplit_models_bits(served: Served, profile: Profile) -> None:
-    oracle = served.conversation(profile)
-    assert len(set(oracle.answer)) > 6, "it repeats itself, so it proves little"
-    for spans in [*CHAINS, SINGLES]:
-        with Session(served.hops(spans), profile) as session:
-            for step in oracle.steps:
-                truncate_to = step.pos0 if step.pos0 < session.n_held else None
-                rows = await session.rows(step.tokens, range(len(step.tokens)), truncate_to=truncate_to)
-                assert np.array_equal(rows, step.logits), f"through {[str(span) for span in spans]} at {step.pos0}"
+async def test_every_chain_computes_the_unsplit_models_bits(served: Served) -> None:
+    for profile in served.profiles:
+        oracle = served.conversation(profile)
+        assert len(set(oracle.answer)) > 6, "it repeats itself, so it proves little"
+        for spans in [*CHAINS, SINGLES]:
+            with Session(served.hops(spans), profile) as session:
+                for step in oracle.steps:
+                    truncate_to = step.pos0 if step.pos0 < session.n_held else None
+                    rows = await session.rows(step.tokens, range(len(step.tokens)), truncate_to=truncate_to)
+                    where = f"{profile}, through {', '.join(map(str, spans))} at {step.pos0}"
+                    assert np.array_equal(rows, step.logits), where
 
 
 async def test_the_comparison_notices_a_slice_without_the_feature(cut: Cut, served: Served) -> None:
@@ -205,3 +212,29 @@ async def test_the_comparison_notices_layers_in_the_wrong_order(served: Served) 
     first, second, third, last = served.hops(SINGLES)
     with Session([first, third, second, last], Profile.FAST) as session:
         assert not np.array_equal(await session.rows(expected.tokens, range(len(expected.tokens))), expected.logits)
+
+
+@pytest.mark.parametrize("n_experts", [0, 8])
+@pytest.mark.parametrize("encoding", sorted(EXACT_ENCODINGS))
+async def test_in_the_encodings_of_the_exact_profile_no_bit_depends_on_the_number_of_rows(
+    encoding: str, n_experts: int, tmp_path: Path
+) -> None:
+    model = TinyLlama(encoding=Encoding[encoding], n_experts=n_experts, n_layers=2)
+    unsplit = Unsplit(model.write(tmp_path / "model.gguf"), N_CTX)
+    expected = unsplit.rows(PROMPT[:EXACT_MAX_ROWS], 0, range(EXACT_MAX_ROWS))
+    for n_rows in (2, 3, 5, 7, 8, 12, 13, 16, 24, 31, 47):
+        unsplit.forget(0)
+        assert np.array_equal(unsplit.rows(PROMPT[:n_rows], 0, range(n_rows)), expected[:n_rows]), f"{n_rows} rows"
+    unsplit.close()
+
+
+async def test_a_model_in_other_encodings_has_no_exact_profile(cut: Cut, tmp_path: Path) -> None:
+    middle = Span(1, 2)
+    engine = start(cut_for(cut, Q4_K_MEDIUM.write(tmp_path / "model.gguf"), middle), middle)
+    slot = engine.acquire_slot()
+    assert slot is not None
+    rows = np.zeros((2, engine.n_embd), np.float32)
+    with pytest.raises(EngineInputError, match="no exact profile: it has weights in Q4_K, Q6_K, and"):
+        await engine.run(job(slot, 0, middle.stop, hidden=rows, profile=Profile.EXACT))
+    assert (await engine.run(job(slot, 0, middle.stop, hidden=rows))).hidden is not None
+    await engine.stop()

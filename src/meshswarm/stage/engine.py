@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.stage.batching import Backlog, Shape, Waiting
 from meshswarm.stage.benchmark import Speed, measure
@@ -35,6 +36,7 @@ from meshswarm.stage.engine_jobs import (
 )
 from meshswarm.stage.families import FAMILIES
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
+from meshswarm.stage.profile import exact_obstacle
 from meshswarm.stage.span import Span
 
 __all__ = [
@@ -78,7 +80,7 @@ class SpanEngine:
     """Computes the layers `span` of a model for up to `n_slots` sessions at once, each in a slot of its own.
 
     A slot's jobs are computed in the order of their submission. `numclass` names what its bits depend on, `speed` what
-    was measured at load.
+    was measured at load, `exact_obstacle` why the profile `EXACT` is not to be had here (None: it is).
     """
 
     @classmethod
@@ -98,7 +100,8 @@ class SpanEngine:
 
         `n_layers` is the whole model's. Every slot holds `n_ctx` positions; one step has up to `max_rows` rows.
         `native` picks the tap (None: the native one where it was built). Raises ConfigError for sizes that cannot be,
-        LlamaError when llama.cpp refuses the file, EngineError when it is not this span.
+        LlamaError when llama.cpp refuses the file, ArtifactError when its header is malformed, EngineError when it is
+        not this span.
         """
         if not (n_ctx >= 1 and n_threads >= 1 and 1 <= n_slots <= min(MAX_SLOTS, max_rows) and max_rows >= 2):
             raise ConfigError(
@@ -111,19 +114,23 @@ class SpanEngine:
             slice_path, n_cells=n_cells, n_slots=n_slots, n_threads=n_threads, max_rows=max_rows, native=native
         )
         try:
-            return cls(llama, span, n_layers, n_ctx, n_slots)
+            encodings = {tensor.type.name for tensor in read_header(slice_path).tensors.values()}
+            return cls(llama, span, n_layers, n_ctx, n_slots, exact_obstacle(encodings))
         except BaseException:
             llama.close()
             raise
 
-    def __init__(self, llama: LlamaSpan, span: Span, n_layers: int, n_ctx: int, n_slots: int) -> None:
+    def __init__(
+        self, llama: LlamaSpan, span: Span, n_layers: int, n_ctx: int, n_slots: int, obstacle: str | None
+    ) -> None:
         """Use `load`."""
         family = FAMILIES.get(llama.architecture)
         if llama.n_layers < len(span) or (family is None and llama.n_layers != n_layers):
             raise EngineError(f"the loaded file has {llama.n_layers} layers: it is not the layers {span} of {n_layers}")
         self._shape = SliceShape(
-            span, n_layers, llama.n_embd, llama.n_vocab, n_ctx, llama.max_rows, takes_hidden=family is not None
+            span, n_layers, llama.n_embd, llama.n_vocab, n_ctx, llama.max_rows, family is not None, obstacle
         )
+        self.exact_obstacle = obstacle
         self.n_embd = llama.n_embd
         self.n_vocab = llama.n_vocab
         self.is_first = self._shape.is_first

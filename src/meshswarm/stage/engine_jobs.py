@@ -92,7 +92,8 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class SliceShape:
-    """What the door must know of the loaded slice. `n_ctx` is in positions; `takes_hidden`: rows can be injected."""
+    """What the door must know of the loaded slice. `n_ctx` is in positions; `takes_hidden`: rows can be injected;
+    `exact_obstacle`: why it cannot compute in `EXACT`, None when it can."""
 
     span: Span
     n_layers: int
@@ -101,6 +102,7 @@ class SliceShape:
     n_ctx: int
     max_rows: int
     takes_hidden: bool
+    exact_obstacle: str | None = None
 
     @property
     def is_first(self) -> bool:
@@ -112,10 +114,12 @@ class SliceShape:
 
 
 def check_job(job: Job, shape: SliceShape) -> None:
-    """Raises EngineInputError unless the job's input, exit and outputs fit the slice."""
+    """Raises EngineInputError unless the job's input, exit, outputs and profile fit the slice."""
     if (job.tokens is None) == (job.hidden is None):
         raise EngineInputError("a step holds either token ids or hidden states, not both and not neither")
     n_rows = _check_tokens(job, shape) if job.hidden is None else _check_hidden(job, shape)
+    if job.profile is Profile.EXACT and shape.exact_obstacle is not None:
+        raise EngineInputError(shape.exact_obstacle)
     limit = min(EXACT_MAX_ROWS, shape.max_rows) if job.profile is Profile.EXACT else shape.max_rows
     if not 1 <= n_rows <= limit:
         raise EngineInputError(f"a step has {n_rows} rows; this engine takes 1 to {limit} at a time ({job.profile})")

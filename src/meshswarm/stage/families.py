@@ -25,7 +25,7 @@ class Family:
     architecture: str
     capture_node: str  # the residual after layer {layer}, before the final norm: float32 [n_rows, n_embd]
     inject_node: str  # carries the token embeddings into layer 0: overwritten with received rows
-    uniform_keys: frozenset[str]  # metadata (without the architecture's prefix) that may repeat its value a layer
+    uniform_keys: frozenset[str]  # metadata (without the architecture's prefix) that may be an array, all values equal
     common_keys: frozenset[str]  # metadata that means the same in every span; a model with any other is not split
     proved_texts: Mapping[str, frozenset[str]]  # of the common keys that are text: the only values proved
     shared_tensors: frozenset[str]  # tensors outside the layers that every span keeps whole

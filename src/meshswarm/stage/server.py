@@ -44,6 +44,7 @@ from meshswarm.stage.messages import (
     Row,
     Step,
 )
+from meshswarm.stage.profile import Profile
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
 from meshswarm.stage.span import Span
@@ -142,6 +143,8 @@ class SpanServer:
             return Refused(RefusalReason.CONTEXT, f"sessions may use up to {served.n_ctx} positions here", 0)
         if opening.dtype is not Dtype.F32 or not 1 <= opening.top_k <= MAX_TOP_K:
             return Refused(RefusalReason.UNSUPPORTED, f"dtype {opening.dtype}, top_k {opening.top_k}", 0)
+        if opening.profile is Profile.EXACT and served.engine.exact_obstacle is not None:
+            return Refused(RefusalReason.UNSUPPORTED, served.engine.exact_obstacle, 0)
         if self.draining:
             return Refused(RefusalReason.DRAINING, "the peer is about to leave", 0)
         return None
