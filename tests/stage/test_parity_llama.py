@@ -43,10 +43,25 @@ WHOLE_ARRAYS = {
 }
 PLAIN = TinyLlama()
 MOE = TinyLlama(n_experts=8, n_ff=64)
-MOE_QUANTIZED = replace(MOE, encoding=Encoding.Q4_0)
+MOE_Q4_0 = replace(MOE, encoding=Encoding.Q4_0)
+MOE_Q4_K = replace(MOE, encoding=Encoding.Q4_K, n_ff=256)
 HEAD_KEYS = {"attention.key_length": 32, "attention.value_length": 32}
 SMALL_HEADS = TinyLlama(head_size=32, keys=HEAD_KEYS)
 AS_IN_Q4_K_M = {"ffn_down.weight": Encoding.Q6_K, "output.weight": Encoding.Q6_K}
+OTHER_K_QUANTS = {
+    "ffn_down.weight": Encoding.Q3_K,
+    "ffn_up.weight": Encoding.Q2_K,
+    "attn_k.weight": Encoding.IQ4_XS,
+    "attn_q.weight": Encoding.IQ3_S,
+    "attn_output.weight": Encoding.IQ3_XXS,
+}
+SMALL_BLOCKS = {
+    "ffn_down.weight": Encoding.Q5_0,
+    "ffn_up.weight": Encoding.IQ4_NL,
+    "attn_k.weight": Encoding.MXFP4,
+    "attn_q.weight": Encoding.TQ2_0,
+    "attn_output.weight": Encoding.Q4_1,
+}
 Q4_K_MEDIUM = TinyLlama(encoding=Encoding.Q4_K, mixed=AS_IN_Q4_K_M)
 MODELS: dict[str, tuple[TinyLlama, tuple[TinyLlama, ...]]] = {
     "untied output": (PLAIN, (replace(PLAIN, is_tied=True),)),
@@ -75,8 +90,11 @@ MODELS: dict[str, tuple[TinyLlama, tuple[TinyLlama, ...]]] = {
     "Q8_0": (TinyLlama(encoding=Encoding.Q8_0), (PLAIN,)),
     "Q4_0": (TinyLlama(encoding=Encoding.Q4_0), (TinyLlama(encoding=Encoding.Q4_1),)),
     "Q4_K and Q6_K": (Q4_K_MEDIUM, (replace(Q4_K_MEDIUM, mixed={}), TinyLlama(encoding=Encoding.Q5_K))),
+    "Q5_K and others": (TinyLlama(encoding=Encoding.Q5_K, mixed=OTHER_K_QUANTS), (TinyLlama(encoding=Encoding.Q5_K),)),
+    "Q5_1 and others": (TinyLlama(encoding=Encoding.Q5_1, mixed=SMALL_BLOCKS), (TinyLlama(encoding=Encoding.Q5_1),)),
     "experts": (MOE, (replace(MOE, swapped_experts=True), replace(MOE, keys={"expert_used_count": 3}))),
-    "experts in Q4_0": (MOE_QUANTIZED, (replace(MOE_QUANTIZED, swapped_experts=True),)),
+    "experts in Q4_0": (MOE_Q4_0, (replace(MOE_Q4_0, swapped_experts=True),)),
+    "experts in Q4_K": (MOE_Q4_K, (replace(MOE_Q4_K, swapped_experts=True),)),
 }
 CHAINS = [[Span(0, at), Span(at, N_LAYERS)] for at in range(1, N_LAYERS)]
 SINGLES = [Span(at, at + 1) for at in range(N_LAYERS)]
