@@ -6,12 +6,14 @@ import datetime
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.events import QuicEvent, StreamDataReceived
 
 from meshswarm.identity import Identity
 from meshswarm.net.certificate import make_certificate
+from meshswarm.net.express import ExpressConnection
 from meshswarm.net.quic import PeerConnection, quic_configuration
 
 CLIENT_ADDRESS = ("192.0.2.1", 1)
@@ -40,13 +42,21 @@ class Wire:
     _server_started: bool = False
 
     @classmethod
-    def connect(cls, client: Identity, server: Identity, **settings: float) -> Wire:
+    def connect(cls, client: Identity, server: Identity, **settings: Any) -> Wire:
         return cls.join(configuration(client, is_client=True), configuration(server, is_client=False), **settings)
 
     @classmethod
-    def join(cls, client: QuicConfiguration, server: QuicConfiguration, **settings: float) -> Wire:
-        first = PeerConnection(client)
-        second = PeerConnection(server, original_destination=first.original_destination_connection_id)
+    def join(
+        cls,
+        client: QuicConfiguration,
+        server: QuicConfiguration,
+        *,
+        client_kind: type[PeerConnection] = ExpressConnection,
+        server_kind: type[PeerConnection] = ExpressConnection,
+        **settings: Any,
+    ) -> Wire:
+        first = client_kind(client)
+        second = server_kind(server, original_destination=first.original_destination_connection_id)
         first.connect(SERVER_ADDRESS, 0.0)
         return cls(first, second, **settings)
 

@@ -22,7 +22,8 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from meshswarm.net.admission import Admission, Answer
-from meshswarm.net.quic import CID_BYTES, PeerConnection
+from meshswarm.net.express import ExpressConnection
+from meshswarm.net.quic import CID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Reply:
 class Guest:
     """A new connection; its first datagrams come under `first_id`, which the client chose."""
 
-    quic: PeerConnection
+    quic: ExpressConnection
     first_id: bytes
 
 
@@ -88,9 +89,9 @@ class Door:
             case Answer.RETRY:
                 return Reply(self._retry(header, sockaddr, now))
         if original is None:
-            quic = PeerConnection(self._configuration, original_destination=header.destination_cid)
+            quic = ExpressConnection(self._configuration, original_destination=header.destination_cid)
         else:
-            quic = PeerConnection(
+            quic = ExpressConnection(
                 self._configuration, original_destination=original, retry_source=header.destination_cid
             )
         return Guest(quic, header.destination_cid)

@@ -27,13 +27,14 @@ from meshswarm.net.codes import CloseCode
 from meshswarm.net.connection import Connection
 from meshswarm.net.dial import Dial
 from meshswarm.net.door import Door, Guest, destination
+from meshswarm.net.express import ExpressConnection
 from meshswarm.net.farewell import Farewells
 from meshswarm.net.handshake import INSTANCE_BYTES, Self
 from meshswarm.net.interfaces import reachable_addresses
 from meshswarm.net.lanes import Kind, Kinds
 from meshswarm.net.link import Datagrams, Link
 from meshswarm.net.loopback import Loopback
-from meshswarm.net.quic import PeerConnection, quic_configuration
+from meshswarm.net.quic import quic_configuration
 from meshswarm.net.requests import Answerer, RequestHandler
 from meshswarm.net.roster import Roster
 from meshswarm.net.stream import Stream
@@ -182,7 +183,7 @@ class Endpoint:
     # -- for dials and links
 
     def _start_link(self, peer_id: PeerId, address: Address, sockaddr: Any) -> Link:
-        quic = PeerConnection(self._client)
+        quic = ExpressConnection(self._client)
         link = Link(self, quic, self._me, address, sockaddr, peer_id)
         self.id_issued(link, quic.host_cid)
         return link
@@ -258,9 +259,7 @@ class Endpoint:
 
     def batch_received(self) -> None:
         while self._touched:
-            link = self._touched.pop()
-            link.is_deferred = False
-            link.transmit(monotonic())
+            self._touched.pop().end_turn()
 
     def refused(self, sockaddr: Any, reason: str) -> None:
         for dial in list(self._dials.values()):

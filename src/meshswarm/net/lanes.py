@@ -34,14 +34,26 @@ class Kind:
 Kinds = dict[str, Kind]
 
 
-class Lanes:
-    """All lanes of one connection. `flush` is told whenever something waits to be sent."""
+SendAtOnce = Callable[[int, bytes, bool], bool]
 
-    def __init__(self, connection: Connection, quic: PeerConnection, kinds: Kinds, flush: Callable[[], None]) -> None:
+
+class Lanes:
+    """All lanes of one connection. `flush` is told whenever something waits to be sent. `send_at_once(id, data,
+    finish)` is the short way for a small piece; it returns False, and does nothing, when it is not open."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        quic: PeerConnection,
+        kinds: Kinds,
+        flush: Callable[[], None],
+        send_at_once: SendAtOnce,
+    ) -> None:
         self.connection = connection
         self.quic = quic
         self.kinds = kinds
         self.flush = flush
+        self.send_at_once = send_at_once
         self.held_bytes = 0
         self._lanes: dict[int, Lane] = {}
 
@@ -226,17 +238,20 @@ class Lane:
         lanes, quic, stream_id = self._lanes, self._lanes.quic, self._stream_id
         size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
         if size < _JOIN_BELOW_BYTES:
-            quic.send_stream_data(stream_id, b"".join((frame_header(size), frame)), finish)
+            data = b"".join((frame_header(size), frame))
+            if not lanes.send_at_once(stream_id, data, finish):
+                quic.send_stream_data(stream_id, data, finish)
+                lanes.flush()
         else:
             if self.unacked_bytes() + size > MAX_UNACKED_BYTES:
                 self._fail_slow_reader()
                 return
             quic.send_stream_data(stream_id, frame_header(size))
             quic.write_buffer(stream_id, frame, finish)
+            lanes.flush()
         if finish:
             self._sent_all = True
             self._forget_if_done()
-        lanes.flush()
 
     def _fail_slow_reader(self) -> None:
         assert self.stream is not None

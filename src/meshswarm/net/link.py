@@ -23,12 +23,12 @@ from meshswarm.errors import MeshswarmError, PeerUnreachableError, RemoteProtoco
 from meshswarm.identity import PeerId
 from meshswarm.net.codes import CloseCode, close_error
 from meshswarm.net.connection import Connection, Hold
+from meshswarm.net.express import ExpressConnection
 from meshswarm.net.frames import FrameDecoder, frame_header
 from meshswarm.net.greeting import Greeting
 from meshswarm.net.handshake import MAX_HELLO_BYTES, Action, Established, Failed, Self, Send
 from meshswarm.net.lanes import Kinds, Lanes
 from meshswarm.net.liveness import Verdict
-from meshswarm.net.quic import PeerConnection
 from meshswarm.net.stream import Stream
 from meshswarm.net.upkeep import Upkeep
 
@@ -66,7 +66,13 @@ class Link(Connection):
     """A connection that we dialled to `server`, or that a stranger dialled when `server` is None."""
 
     def __init__(
-        self, owner: LinkOwner, quic: PeerConnection, me: Self, address: Address, sockaddr: Any, server: PeerId | None
+        self,
+        owner: LinkOwner,
+        quic: ExpressConnection,
+        me: Self,
+        address: Address,
+        sockaddr: Any,
+        server: PeerId | None,
     ) -> None:
         super().__init__()
         self.remote_address = address
@@ -82,7 +88,7 @@ class Link(Connection):
         self.has_heard = False
         """Anything at all came back."""
         self.is_deferred = False
-        """The endpoint is handing in datagrams and calls `transmit` afterwards."""
+        """The endpoint is handing in datagrams and calls `end_turn` afterwards."""
         self._owner = owner
         self._quic = quic
         self._who = f"a client at {address}" if server is None else f"peer {server.short} at {address}"
@@ -91,7 +97,7 @@ class Link(Connection):
         self._greeting = Greeting(replace(me, observed=str(address)), server, self._who, os.urandom, monotonic())
         self._control = FrameDecoder(MAX_HELLO_BYTES)
         self._upkeep: Upkeep | None = None
-        self._lanes = Lanes(self, quic, owner.kinds, self._flush)
+        self._lanes = Lanes(self, quic, owner.kinds, self._flush, self._send_at_once)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._is_dirty = False  # something waits to be sent
@@ -170,7 +176,7 @@ class Link(Connection):
         self.transmit(now)
 
     def receive(self, data: bytes, sockaddr: Any, now: float) -> None:
-        """Handle one datagram; `transmit` follows after the last of a batch."""
+        """Handle one datagram; `end_turn` follows after the last of a batch."""
         self.has_heard = True
         self._quic.receive_datagram(data, sockaddr, now)
         self._handle_events(now)
@@ -181,8 +187,8 @@ class Link(Connection):
             return
         self._is_dirty = False
         datagrams = self._quic.datagrams_to_send(now)
-        if datagrams and not self._owner.send(self, datagrams) and self._upkeep is not None:
-            self._upkeep.too_large(self._quic.datagram_bytes)
+        if datagrams:
+            self._send(datagrams)
         self._handle_events(now)
         self._arm(now)
 
@@ -212,22 +218,40 @@ class Link(Connection):
 
     # -- sending: at once when the loop's turn has sent nothing yet, together otherwise
 
+    def _send_at_once(self, stream_id: int, data: bytes, finish: bool) -> bool:
+        """The short way for the first piece of a turn; what it leaves undone follows at the turn's end."""
+        if self._is_dirty or self._is_turn_used:
+            return False
+        datagrams = self._quic.send_at_once(stream_id, data, finish, monotonic())
+        if not datagrams:
+            return False
+        self._use_turn()
+        self._send(datagrams)
+        return True
+
     def _flush(self) -> None:
-        used = self._is_turn_used or self.is_deferred
+        at_once = not self._is_turn_used and not self.is_deferred
         self._flush_later()
-        if not used:
+        if at_once:
             self.transmit(monotonic())
 
     def _flush_later(self) -> None:
         self._is_dirty = True
-        if not self._is_turn_used and not self.is_deferred:
-            self._is_turn_used = True
-            self._owner.loop.call_soon(self._next_turn)
+        self._use_turn()
 
-    def _next_turn(self) -> None:
-        self._is_turn_used = False
-        if self._is_dirty:
-            self.transmit(monotonic())
+    def _use_turn(self) -> None:
+        if not self._is_turn_used and not self.is_deferred:
+            self._owner.loop.call_soon(self.end_turn)
+        self._is_turn_used = True
+
+    def end_turn(self) -> None:
+        """The loop's turn is over, or the batch of datagrams: whatever waits leaves."""
+        self._is_turn_used = self.is_deferred = False
+        self.transmit(monotonic())
+
+    def _send(self, datagrams: Datagrams) -> None:
+        if not self._owner.send(self, datagrams) and self._upkeep is not None:
+            self._upkeep.too_large(self._quic.datagram_bytes)
 
     # -- the timer: it may fire early and is then set again, so that moving a deadline back costs nothing
 

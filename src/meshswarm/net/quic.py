@@ -1,9 +1,9 @@
-"""One QUIC connection as the rest of `net` sees it, and the only file that touches aioquic's private parts.
+"""One QUIC connection as the rest of `net` sees it; only this file and `express` touch aioquic's private parts.
 
 What aioquic does not offer and peers need: the server asks for the client's certificate; the datagram size changes with
 the path (aioquic pads its first packet to the configured size and never probes); windows follow what was *delivered*,
 so that a peer cannot make us hold more than a fixed amount (aioquic doubles them for ever); ACKs are batched.
-The rule this file keeps: every private name it uses is listed in `_PRIVATE_PARTS` and looked for at import, so a
+The rule this file keeps: every private name the two use is listed in `_PRIVATE_PARTS` and looked for at import, so a
 release that moved one is refused with a sentence instead of failing in the middle of a conversation.
 No sockets and no clock: `now` comes in, datagrams go out.
 """
@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from aioquic import tls
+from aioquic._crypto import HeaderProtection
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
@@ -24,6 +25,7 @@ from aioquic.quic.connection import (
     MAX_STREAM_DATA_FRAME_CAPACITY,
     QuicConnection,
 )
+from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, QuicProtocolVersion
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
@@ -47,15 +49,23 @@ IDLE_TIMEOUT_S = 60.0  # a backstop: liveness decides long before
 
 _PRIVATE_PARTS: dict[str, tuple[str, ...]] = {
     "QuicConnection": (
-        "_ack_delay", "_close_event", "_cryptos", "_flush_builder", "_handshake_confirmed", "_host_cids", "_initialize",
-        "_local_max_data", "_local_max_streams_bidi", "_local_max_streams_uni", "_loss", "_max_datagram_size",
-        "_network_paths", "_on_connection_limit_delivery", "_on_max_stream_data_delivery", "_packet_number",
-        "_peer_cid", "_remote_max_streams_bidi", "_spaces", "_spin_bit", "_state", "_streams", "_version",
-        "_write_connection_limits", "_write_stream_limits",
+        "_ack_delay", "_ack_eliciting_sent_since_receipt", "_close_at", "_close_event", "_cryptos", "_events",
+        "_flush_builder", "_handshake_confirmed", "_handshake_done_pending", "_host_cids", "_idle_timeout",
+        "_initialize", "_local_max_data", "_local_max_streams_bidi", "_local_max_streams_uni", "_loss",
+        "_max_datagram_size", "_network_paths", "_on_connection_limit_delivery",
+        "_on_max_stream_data_delivery", "_pacing_at", "_packet_number", "_payload_received", "_peer_cid",
+        "_ping_pending", "_probe_pending", "_remote_max_data", "_remote_max_data_used",
+        "_remote_max_streams_bidi", "_retire_connection_ids", "_spaces", "_spin_bit", "_state", "_streams",
+        "_streams_blocked_pending", "_streams_queue", "_version", "_write_connection_limits",
+        "_write_stream_limits",
     ),
     "QuicConnection._loss": ("_cc", "_pacer", "_rtt_smoothed", "_rtt_initialized"),
     "QuicStream.receiver": ("_buffer_start", "highest_offset"),
-    "QuicStream.sender": ("_buffer_start", "_buffer_stop"),
+    "QuicStream.sender": (
+        "_buffer", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof", "_reset_error_code",
+    ),
+    "CryptoPair": ("_update_key_requested", "recv", "send"),
+    "HeaderProtection": ("_mask",),
     "tls.Context": ("_peer_certificate", "_peer_certificate_chain", "_request_client_certificate"),
 }  # fmt: skip
 
@@ -88,6 +98,8 @@ def sample_parts() -> dict[str, Any]:
         "QuicConnection._loss": getattr(connection, "_loss", None),
         "QuicStream.receiver": stream.receiver,
         "QuicStream.sender": stream.sender,
+        "CryptoPair": CryptoPair(),
+        "HeaderProtection": HeaderProtection,
         "tls.Context": tls.Context(is_client=False),
     }
 
@@ -136,7 +148,8 @@ class PeerConnection(QuicConnection):
         self._window_bytes = STRANGER_WINDOW_BYTES
         self._delivered_bytes = 0
         self._packets_to_ack = 0
-        self._space: QuicPacketSpace | None = None
+        self._space: QuicPacketSpace | None = None  # of 1-RTT packets, and their keys: both looked up for every packet
+        self._keys = CryptoPair()
         self._ack_delay = ACK_DELAY_S
         self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
         self._pacer = self._loss._pacer = BurstPacer(max_datagram_size=SMALLEST_MAX_DATAGRAM_SIZE)
@@ -193,6 +206,7 @@ class PeerConnection(QuicConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self._space = self._spaces[tls.Epoch.ONE_RTT]
+        self._keys = self._cryptos[tls.Epoch.ONE_RTT]
         if not self._is_client:
             self.tls._request_client_certificate = True
 
@@ -252,11 +266,31 @@ class PeerConnection(QuicConnection):
         space = self._space
         if space is None or space.ack_at is None:
             self._packets_to_ack = 0
-        super().receive_datagram(data, addr, now)
+        self._receive(data, addr, now)
         if space is not None and space.ack_at is not None:
             self._packets_to_ack += 1
             if self._packets_to_ack >= ACK_EVERY_PACKETS or len(space.ack_queue) > 1:
                 space.ack_at = now - 1e-9  # aioquic paces packets whose ACK is due at this very instant
+
+    def _receive(self, data: bytes, addr: Any, now: float) -> None:
+        super().receive_datagram(data, addr, now)
+
+    def has_duties(self, now: float) -> bool:
+        """Something other than stream data is to be sent. False spares the search for it after every packet."""
+        space = self._space
+        return (
+            space is None
+            or (space.ack_at is not None and space.ack_at <= now)
+            or self._probe_pending
+            or self._handshake_done_pending
+            or self._streams_blocked_pending
+            or bool(self._ping_pending or self._retire_connection_ids or self._network_paths[0].remote_challenges)
+            or self._delivered_bytes + self._window_bytes - self._local_max_data.value >= self._window_bytes // 4
+            or self._local_max_data.sent != self._local_max_data.value
+            or not all(connection_id.was_sent for connection_id in self._host_cids)
+            or len(self._network_paths) > 1
+            or any(_has_duties(stream) for stream in self._streams_queue)
+        )
 
     # -- path
 
@@ -288,8 +322,7 @@ class PeerConnection(QuicConnection):
 
         Empty when nothing can be sent yet or any more.
         """
-        crypto = self._cryptos.get(tls.Epoch.ONE_RTT)
-        if self.is_over or crypto is None or not crypto.send.is_valid():
+        if self.is_over or not self._keys.send.is_valid():
             return []
         builder = QuicPacketBuilder(
             host_cid=self.host_cid,
@@ -300,7 +333,7 @@ class PeerConnection(QuicConnection):
             spin_bit=self._spin_bit,
             version=cast(int, self._version),
         )
-        builder.start_packet(QuicPacketType.ONE_RTT, crypto)
+        builder.start_packet(QuicPacketType.ONE_RTT, self._keys)
         buffer = builder.start_frame(
             QuicFrameType.PING, handler=lambda delivery: on_result(delivery is QuicDeliveryState.ACKED)
         )
@@ -308,3 +341,15 @@ class PeerConnection(QuicConnection):
         return self._flush_builder(
             builder=builder, network_path=self._network_paths[0], peer_cid=self._peer_cid.cid, now=now
         )
+
+
+def _has_duties(stream: QuicStream) -> bool:
+    """A stream wants to be reset, stopped, forgotten, or to let the peer send more."""
+    receiver = stream.receiver
+    return (
+        stream.sender.reset_pending
+        or receiver.stop_pending
+        or stream.is_finished
+        or stream.max_stream_data_local_sent != stream.max_stream_data_local
+        or receiver._buffer_start + STREAM_WINDOW_BYTES - stream.max_stream_data_local >= STREAM_WINDOW_BYTES // 4
+    )
