@@ -115,3 +115,8 @@ async def test_an_unknown_name_is_answered_with_the_names_there_are(pair: Pair) 
         await pair.holder.directory.resolve("gpt-5")
     with pytest.raises(UnknownModelError, match="no model is known here yet"):
         await pair.head.directory.resolve(None)
+
+
+async def test_a_models_voice_says_whether_it_has_an_exact_profile(pair: Pair) -> None:
+    records = [pair.holder.serves(pair.card.model_id)]
+    assert (await pair.head.directory.voice(pair.card, records)).exact_obstacle is None

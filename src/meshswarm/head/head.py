@@ -28,6 +28,7 @@ from meshswarm.head.sampler import Sampler, SamplingParams
 from meshswarm.head.session import State
 from meshswarm.head.text_stream import TextStream
 from meshswarm.stage.messages import Opened
+from meshswarm.stage.profile import Profile
 from meshswarm.tasks import Tasks
 
 
@@ -98,6 +99,8 @@ class Head:
         voice = await self.directory.voice(card, records)
         if voice.card.n_layers != card.n_layers:  # the swarm's card told another story than the model itself
             records = await self._routes.coverage(voice.card)
+        if request.profile is Profile.EXACT and voice.exact_obstacle is not None:
+            raise RequestError(voice.exact_obstacle, param="profile")
         card = replace(voice.card, name=card.name)
         prompt = await asyncio.to_thread(_tokenise, request, voice)
         if not prompt:

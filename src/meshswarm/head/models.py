@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from meshswarm.head.request import ModelListing
 from meshswarm.head.template import ChatTemplate
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.net.endpoint import Endpoint
+from meshswarm.stage.profile import exact_obstacle
 from meshswarm.stage.span import Span, missing_layers
 
 
@@ -34,9 +35,11 @@ class Voice:
     `card` is what the model's own header says of it, whatever the swarm's cards claim.
     """
 
-    def __init__(self, card: ModelCard, vocabulary: Vocabulary) -> None:
+    def __init__(self, card: ModelCard, vocabulary: Vocabulary, encodings: Iterable[str]) -> None:
         self.card = card
         self.vocabulary = vocabulary
+        self.exact_obstacle = exact_obstacle(encodings)
+        """Why the model has no exact profile; None when it has."""
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -134,7 +137,9 @@ class ModelDirectory:
 
     def _load(self, card: ModelCard) -> Voice:
         proved = ModelCard.of(self._store.describe(card.model_id, card.name))
-        return Voice(proved, Vocabulary.load(self._store.header(card.model_id), self._cache))
+        header = self._store.header(card.model_id)
+        encodings = {tensor.type.name for tensor in header.tensors.values()}
+        return Voice(proved, Vocabulary.load(header, self._cache), encodings)
 
 
 def covered_layers(spans: Sequence[Span], n_layers: int) -> tuple[Span, ...]:
