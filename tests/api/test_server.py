@@ -37,6 +37,15 @@ async def test_a_port_is_taken_from_bind_on():
     await second.stop()
 
 
+async def test_a_stop_in_the_middle_of_the_start_ends_both(generator):
+    server = ApiServer.bind(LOOPBACK, api_key=None)
+    starting = asyncio.create_task(server.start(generator))
+    while server._serving is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await server.stop()
+    await starting
+
+
 def test_foreign_addresses_are_clear_errors():
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is not an address of this machine"):
         ApiServer.bind(Address("192.0.2.1", 0), api_key="x" * 20)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from meshswarm.cli import _with_command
+from meshswarm.identity import Identity
 
 
 def meshswarm(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -65,6 +66,19 @@ def test_run_without_a_running_peer_starts_one_for_the_question(tmp_path: Path, 
     )  # fmt: skip
     assert answer["usage"]["completion_tokens"] > 0
     assert answer["text"]
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_run_that_cannot_start_a_peer_says_why(tmp_path: Path, as_json: tuple[str, ...]) -> None:
+    done = meshswarm("--home", str(tmp_path / "home"), "run", "Hello", "--model", "no-such-name", *as_json, expect=1)
+    assert "no model 'no-such-name' is stored here" in done.stdout + done.stderr
+
+
+def test_run_whose_question_cannot_be_answered_says_why(tmp_path: Path) -> None:
+    gone = f"{Identity.generate().peer_id}@127.0.0.1:9"
+    swarm = ("--swarm", f"test-{os.urandom(6).hex()}")
+    done = meshswarm("--home", str(tmp_path / "home"), "run", "Hello", "--join", gone, *swarm, expect=1)
+    assert "no model is known here yet" in done.stderr
 
 
 def test_models_are_imported_in_place_and_listed(tmp_path: Path, smollm2: Path) -> None:

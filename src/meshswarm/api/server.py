@@ -88,12 +88,14 @@ class ApiServer:
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         )
         self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve([self._listener]), name="api")
+        serving = self._serving = asyncio.create_task(self._server.serve([self._listener]), name="api")
         ready = asyncio.create_task(self._server.ready.wait())
-        await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if self._serving.done():
+        try:
+            await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             ready.cancel()
-            await self._serving
+        if serving.done():
+            await serving
 
     async def stop(self, *, drain_s: float = 0.0) -> None:
         """Takes no more connections, lets running answers end for `drain_s`, ends the others with an error that says

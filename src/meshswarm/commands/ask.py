@@ -57,17 +57,16 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
     )
     body = question.body if question.join else {**question.body, "model": None}
     peer = Peer(settings, report)
-    async with asyncio.TaskGroup() as tasks:
-        living = tasks.create_task(peer.run())
-        waiting = tasks.create_task(ready.wait())
+    living = asyncio.create_task(peer.run())
+    waiting = asyncio.create_task(ready.wait())
+    try:
         await asyncio.wait((living, waiting), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if living.done():
-            return
-        try:
+        if not living.done():
             await asyncio.to_thread(_ask, RunningPeer(0, peer.api.base_url, None), body, as_json)
-        finally:
-            peer.stop()
+    finally:
+        waiting.cancel()
+        peer.stop()
+        await living  # its own error, when it could not start or live on, says more than the question's
 
 
 def _ask(peer: RunningPeer, body: Mapping[str, Any], as_json: bool) -> None:
