@@ -178,6 +178,11 @@ class Streamed:
         return (self.times_s[-1] - self.times_s[0]) / (self.completion_tokens - 1)
 
     @property
+    def numclass(self) -> str:
+        """What the layers were computed with."""
+        return str(self.details.get("numclass", "?"))
+
+    @property
     def route(self) -> str:
         return " -> ".join(f"{hop['layers']} on {hop['peer'][:8]}" for hop in self.details.get("route", []))
 
