@@ -19,7 +19,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 MODEL = bytes(range(32))
 N_LAYERS = 30

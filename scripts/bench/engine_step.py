@@ -22,11 +22,11 @@ from llama_cpp import llama_cpp as llama
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.gguf import read_header
+from meshswarm.span import Span
 from meshswarm.stage.engine import Job, JobResult, SpanEngine
 from meshswarm.stage.llama import context_params, model_params, start_llama
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.slicing import write_slice
-from meshswarm.stage.span import Span
 
 N_LAYERS, N_CTX = 30, 1024
 SPANS = (Span(10, 20), Span(20, 30))  # a first span's bare graph would run through an output head that it lacks

@@ -18,8 +18,8 @@ from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, machi
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.store import Store
+from meshswarm.span import Span
 from meshswarm.stage.memory import kv_bytes_per_layer
-from meshswarm.stage.span import Span
 
 ALLOWED_MB = 160.0
 MB = 1e6

@@ -16,7 +16,7 @@ from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.cost import CostModel
 from meshswarm.routing.planner import plan_routes
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 HEAD = PeerId(bytes(32))
 RUNS = 9

@@ -89,7 +89,7 @@ def serve(
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
     from meshswarm.commands.serve import serve_forever
     from meshswarm.peer import PeerSettings
-    from meshswarm.stage.span import Span
+    from meshswarm.span import Span
 
     if layers is not None and model is None:
         model = DEFAULT_MODEL

@@ -37,13 +37,13 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.routing.placement import choose_span
+from meshswarm.span import Span
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.engine import SpanEngine, padding
 from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
-from meshswarm.stage.span import Span
 from meshswarm.tasks import Tasks
 
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps

@@ -25,7 +25,7 @@ from meshswarm.head.request import (
     Timings,
     Usage,
 )
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 ROUTE = RouteSummary((("peerone", "0:10"), ("peertwo", "10:30")), "llama.cpp/cpu/avx2")
 READY = ModelListing("small", "smallid", 1_750_000_000, 2048, 30, (Span(0, 30),), 2, True)

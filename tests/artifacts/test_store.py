@@ -19,8 +19,8 @@ from meshswarm.artifacts.merkle import file_root, hash_file, model_id, model_id_
 from meshswarm.artifacts.sources import PYPI_MODELS
 from meshswarm.artifacts.store import AmbiguousModelError, Store
 from meshswarm.errors import ArtifactError, ConfigError, UnknownModelError
+from meshswarm.span import Span
 from meshswarm.stage.families import IllegalCutError
-from meshswarm.stage.span import Span
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_many_threads_at_once(store: Store, tiny: Path, probes: list[Path]) -> N
 def test_two_processes_in_one_folder(tiny: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from meshswarm.artifacts.store import Store\n"
-        "from meshswarm.stage.span import Span\n"
+        "from meshswarm.span import Span\n"
         "store = Store(Path(sys.argv[1])); info = store.import_file(Path(sys.argv[2]))\n"
         "print(store.slice_file(info.model_id, Span(1, 3)).root.hex())\n"
     )

@@ -12,7 +12,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.dht.signed import RecordKind, SignedRecord
 from meshswarm.identity import Identity
 from meshswarm.net.swarm import Swarm
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 NOW = 1_800_000_000.0
 

@@ -20,7 +20,7 @@ from meshswarm.errors import RefusedError, RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 MODEL = bytes(range(32))
 N_LAYERS = 30

@@ -13,7 +13,7 @@ from meshswarm.dht.records import MAX_RTTS, CoverageRecord
 from meshswarm.dht.signed import MAX_RECORD_BYTES, RecordKind, SignedRecord
 from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 AUTHOR = Identity.from_seed(bytes(32))
 

@@ -20,7 +20,7 @@ from meshswarm.head.models import ModelDirectory
 from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 NAME = "smollm2-135m-instruct"
 

@@ -23,6 +23,7 @@ from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
+from meshswarm.span import Span
 from meshswarm.stage.messages import (
     MAX_FRAME_BYTES,
     SESSION_STREAM,
@@ -37,7 +38,6 @@ from meshswarm.stage.messages import (
     Row,
 )
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 
 Answers = Callable[[Message], list[Message]]

@@ -21,6 +21,7 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
+from meshswarm.span import Span
 from meshswarm.stage.messages import (
     MAX_FRAME_BYTES,
     SESSION_STREAM,
@@ -31,7 +32,6 @@ from meshswarm.stage.messages import (
     Refused,
 )
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 
 CARD = ModelCard(bytes(32), "tiny", "llama", "f32", 4, (1000,), 100, 512, 8, 32)

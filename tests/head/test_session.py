@@ -28,6 +28,7 @@ from meshswarm.head.session import (
     ToSpan,
 )
 from meshswarm.identity import Identity, PeerId
+from meshswarm.span import Span
 from meshswarm.stage.messages import (
     Cancel,
     Close,
@@ -45,7 +46,6 @@ from meshswarm.stage.messages import (
 )
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
-from meshswarm.stage.span import Span
 
 N_EMBD = 4
 ROW = Row(np.array([7], "<i4").tobytes(), np.array([1.0], "<f4").tobytes(), -1.0)

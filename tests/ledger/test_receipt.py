@@ -24,8 +24,8 @@ from meshswarm.ledger.receipt import (
     ReceiptError,
     seal,
 )
+from meshswarm.span import Span
 from meshswarm.stage.messages import Counters
-from meshswarm.stage.span import Span
 
 Values = list[Any]
 

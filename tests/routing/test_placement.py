@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshswarm.routing.placement import choose_span
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 
 def test_the_whole_model_when_it_fits() -> None:

@@ -13,7 +13,7 @@ from meshswarm.identity import PeerId
 from meshswarm.routing.candidates import MissingLayersError
 from meshswarm.routing.cost import DEFAULT_RTT_S, HOP_S, LOCAL_HOP_S
 from meshswarm.routing.planner import MIXED_PERMILLE, Route, plan_routes
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 HEAD = PeerId(bytes(32))
 

@@ -23,7 +23,7 @@ from meshswarm.dht.signed import RecordKind, RecordSet, SignedRecord
 from meshswarm.errors import RefusedError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.net.swarm import Swarm
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 SEED = int(os.environ.get("MESHSWARM_SEED", "20261130"))
 MODEL = bytes(range(32))

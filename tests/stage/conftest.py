@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshswarm.artifacts.gguf import read_header
+from meshswarm.span import Span
 from meshswarm.stage.slicing import write_slice
-from meshswarm.stage.span import Span
 
 Cut = Callable[..., Path]
 

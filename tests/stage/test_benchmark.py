@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tests.stage.conftest import Cut
 
+from meshswarm.span import Span
 from meshswarm.stage.benchmark import measure
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import SliceShape
 from meshswarm.stage.families import FAMILIES
 from meshswarm.stage.llama import LlamaSpan
-from meshswarm.stage.span import Span
 
 
 @pytest.mark.parametrize("span", [Span(0, 2), Span(1, 3), Span(2, 4), Span(0, 4)], ids=str)

@@ -15,10 +15,10 @@ from tests.stage.chain import job
 from tests.stage.conftest import Cut
 
 from meshswarm.errors import ConfigError
+from meshswarm.span import Span
 from meshswarm.stage.engine import EngineError, EngineInputError, Job, JobResult, SpanEngine
 from meshswarm.stage.llama import LlamaError
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 from meshswarm.stage.tap import native_available
 
 N_LAYERS, N_CTX = 4, 200

@@ -14,13 +14,13 @@ from tests.stage.chain import job
 from tests.stage.conftest import Cut
 
 from meshswarm.artifacts.gguf import read_header
+from meshswarm.span import Span
 from meshswarm.stage.engine import padding
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import EngineError, EngineInputError, Job, JobResult, SliceShape
 from meshswarm.stage.families import FAMILIES, Family
 from meshswarm.stage.llama import LlamaSpan
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 from meshswarm.stage.tap import TapError, native_available
 
 N_LAYERS, N_CTX, N_SLOTS = 4, 600, 4

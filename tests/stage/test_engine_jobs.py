@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshswarm.span import Span
 from meshswarm.stage.engine_jobs import (
     MAX_ACTIVATION,
     MAX_OUTPUTS,
@@ -17,7 +18,6 @@ from meshswarm.stage.engine_jobs import (
     check_position,
 )
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
-from meshswarm.stage.span import Span
 
 FIRST = SliceShape(Span(0, 10), 30, n_embd=8, n_vocab=100, n_ctx=256, max_rows=128, takes_hidden=True)
 MIDDLE = replace(FIRST, span=Span(10, 20), n_vocab=32)

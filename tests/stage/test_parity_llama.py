@@ -21,9 +21,9 @@ from tests.stage.conftest import Cut
 from tests.stage.llama_models import HEADS, KV_HEADS, N_LAYERS, N_VOCAB, TinyLlama
 from tests.stage.unsplit import Unsplit
 
+from meshswarm.span import Span
 from meshswarm.stage.engine import EngineInputError, SpanEngine, padding
 from meshswarm.stage.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
-from meshswarm.stage.span import Span
 
 N_CTX = 128
 PROMPT = [(7 * n * n + 13 * n + 11) % N_VOCAB for n in range(70)]

@@ -27,6 +27,7 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
+from meshswarm.span import Span
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.engine import SpanEngine
 from meshswarm.stage.messages import (
@@ -55,7 +56,6 @@ from meshswarm.stage.messages import (
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
-from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 
 SPAN = Span(20, 30)

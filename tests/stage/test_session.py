@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity
+from meshswarm.span import Span
 from meshswarm.stage.messages import Credit, Dtype, Flag, Open, Returns, Row, RowHash, Step
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
-from meshswarm.stage.span import Span
 
 HEAD = Identity.from_seed(bytes(32)).peer_id
 N_EMBD = 4

@@ -13,10 +13,10 @@ from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters, check_to
 from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.probe import probe
 from meshswarm.errors import ArtifactError
+from meshswarm.span import Span
 from meshswarm.stage import slicing
 from meshswarm.stage.families import IllegalCutError, check_cut
 from meshswarm.stage.slicing import MIDDLE_VOCABULARY, slice_length, write_slice
-from meshswarm.stage.span import Span
 
 U32, I32, ARRAY, STRING = ValueType.UINT32, ValueType.INT32, ValueType.ARRAY, ValueType.STRING
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from meshswarm.config import Address
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
+from meshswarm.span import Span
 from meshswarm.stage import messages as m
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 
 IDENTITY = Identity.from_seed(b"\1" * 32)

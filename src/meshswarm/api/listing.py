@@ -7,7 +7,7 @@ from typing import Any
 
 from meshswarm.api.failure import SERVER_ERROR, Failure
 from meshswarm.head.request import ModelListing
-from meshswarm.stage.span import missing_layers
+from meshswarm.span import missing_layers
 
 
 def model_object(listing: ModelListing) -> dict[str, Any]:

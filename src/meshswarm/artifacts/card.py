@@ -19,7 +19,7 @@ from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import NAME_PATTERN
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
-from meshswarm.stage.span import MAX_LAYERS
+from meshswarm.span import MAX_LAYERS
 
 MAX_CARD_BYTES = 640
 MAX_CARD_FILES = 32

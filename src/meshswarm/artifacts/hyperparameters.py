@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshswarm.artifacts.container import FLOAT_TYPES, INTEGER_TYPES, GgufHeader, ValueType
-from meshswarm.stage.span import MAX_LAYERS
+from meshswarm.span import MAX_LAYERS
 
 MAX_CONTEXT = 1 << 24
 MAX_EMBEDDING = 1 << 17

@@ -15,8 +15,8 @@ from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, w
 from meshswarm.artifacts.gguf import GgufHeader, read_header
 from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text
 from meshswarm.artifacts.probe import engine_build, probe
+from meshswarm.span import Span
 from meshswarm.stage.slicing import SLICE_FORMAT, write_slice
-from meshswarm.stage.span import Span
 
 
 @dataclass(frozen=True, slots=True)

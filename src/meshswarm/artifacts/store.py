@@ -22,8 +22,8 @@ from meshswarm.artifacts.registry import ModelRecord, Registry
 from meshswarm.artifacts.slice_store import SliceFile, SliceStore
 from meshswarm.artifacts.tokenizer import MODEL_KEY, NO_VOCABULARY
 from meshswarm.errors import ArtifactError, ConfigError, RequestError, UnknownModelError
+from meshswarm.span import Span
 from meshswarm.stage.families import check_cut
-from meshswarm.stage.span import Span
 
 MIN_PREFIX_CHARS = 8
 """Shorter beginnings of an id are too easy to hit by accident."""

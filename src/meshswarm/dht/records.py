@@ -14,7 +14,7 @@ from meshswarm.dht import wire
 from meshswarm.dht.signed import SUBJECT_BYTES, RecordKind, SignedRecord
 from meshswarm.dht.wire import MAX_ADDRESSES, MAX_INT, WireError
 from meshswarm.identity import PeerId
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 MAX_RTTS = 16
 RTT_PREFIX_BYTES = 8  # of a peer's key: enough to recognise a peer already known from elsewhere

@@ -15,7 +15,7 @@ from enum import StrEnum
 from meshswarm.dht import wire
 from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity, PeerId
-from meshswarm.stage.span import MAX_LAYERS
+from meshswarm.span import MAX_LAYERS
 
 RECORD_VERSION = 1
 MAX_RECORD_BYTES = 1024

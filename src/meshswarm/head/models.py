@@ -25,8 +25,8 @@ from meshswarm.head.request import ModelListing
 from meshswarm.head.template import ChatTemplate
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.net.endpoint import Endpoint
+from meshswarm.span import Span, missing_layers
 from meshswarm.stage.profile import exact_obstacle
-from meshswarm.stage.span import Span, missing_layers
 
 
 class Voice:

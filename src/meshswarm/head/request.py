@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from meshswarm.head.sampling_params import SamplingParams
+from meshswarm.span import Span
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.planner import Route, plan_routes
+from meshswarm.span import Span
 from meshswarm.stage.messages import SESSION_ID_BYTES, Opened
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 
 ROUTE_ATTEMPTS = 8
 SESSION_DEADLINE_S = 3600

@@ -15,6 +15,7 @@ from enum import Enum, auto
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
 from meshswarm.identity import PeerId
+from meshswarm.span import Span
 from meshswarm.stage.messages import (
     MAX_ROWS_PER_STEP,
     Cancel,
@@ -40,7 +41,6 @@ from meshswarm.stage.messages import (
 )
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
 from meshswarm.stage.session import count_step
-from meshswarm.stage.span import Span
 
 OPEN_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0  # no result and no credit for so long while rows are under way: somebody is stuck, not dead

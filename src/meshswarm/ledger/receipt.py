@@ -20,8 +20,8 @@ import msgpack
 
 from meshswarm.errors import LocalError, RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
+from meshswarm.span import Span
 from meshswarm.stage.messages import SESSION_ID_BYTES, Counters
-from meshswarm.stage.span import Span
 
 VERSION = 1
 CLAIM_DOMAIN = "receipt"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import NoRouteError
 from meshswarm.identity import PeerId
-from meshswarm.stage.span import Span, missing_layers
+from meshswarm.span import Span, missing_layers
 
 RETRY_UNHELD_S = 10.0  # until a peer with the layers may have come
 RETRY_BUSY_S = 2.0  # until a holder may have room again

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 
 def choose_span(layer_bytes: Sequence[int], fixed_bytes: int, memory_bytes: int, held: Iterable[Span]) -> Span | None:

@@ -22,7 +22,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.candidates import require_cover, usable
 from meshswarm.routing.cost import CostModel, RttOf
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 MIXED_PERMILLE = 1100
 """A mixed route counts as a tenth dearer than it is."""

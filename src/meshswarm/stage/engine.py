@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
+from meshswarm.span import Span
 from meshswarm.stage.batching import Backlog, Shape, Waiting
 from meshswarm.stage.benchmark import Speed, measure
 from meshswarm.stage.engine_compute import SpanComputer
@@ -37,7 +38,6 @@ from meshswarm.stage.engine_jobs import (
 from meshswarm.stage.families import FAMILIES
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
 from meshswarm.stage.profile import exact_obstacle
-from meshswarm.stage.span import Span
 
 __all__ = [
     "MAX_ACTIVATION",

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshswarm.errors import LocalError, RemoteProtocolError
+from meshswarm.span import Span
 from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
-from meshswarm.stage.span import Span
 from meshswarm.stage.tap import is_within
 
 MAX_OUTPUTS = 64

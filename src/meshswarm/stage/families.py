@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshswarm.errors import ConfigError
-from meshswarm.stage.span import Span
+from meshswarm.span import Span
 
 
 class IllegalCutError(ConfigError):

@@ -13,8 +13,8 @@ from enum import IntEnum, StrEnum
 
 from meshswarm.config import Address
 from meshswarm.identity import PeerId
+from meshswarm.span import Span
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import Span
 
 SESSION_STREAM = "session"
 HOP_STREAM = "hop"

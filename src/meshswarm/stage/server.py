@@ -20,6 +20,7 @@ from meshswarm.identity import PeerId
 from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
+from meshswarm.span import Span
 from meshswarm.stage.engine import EngineInputError, Job, JobResult, SpanEngine
 from meshswarm.stage.messages import (
     HOP_STREAM,
@@ -47,7 +48,6 @@ from meshswarm.stage.messages import (
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
-from meshswarm.stage.span import Span
 from meshswarm.stage.wire import decode, encode
 from meshswarm.tasks import Tasks
 

@@ -18,8 +18,8 @@ from meshswarm.artifacts.container import F16, F32, Q5_0, Entry, GgufHeader, Ten
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.errors import ArtifactError
+from meshswarm.span import MAX_LAYERS, Span
 from meshswarm.stage.families import Family, IllegalCutError, check_cut
-from meshswarm.stage.span import MAX_LAYERS, Span
 
 SLICE_FORMAT = 1
 """Rises when the same span comes out as different bytes: older slices are cut again."""

@@ -18,6 +18,7 @@ import msgpack
 from meshswarm.config import Address
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
+from meshswarm.span import MAX_LAYERS, Span
 from meshswarm.stage.messages import (
     MAX_FRAME_BYTES,
     MAX_ROWS_PER_STEP,
@@ -46,7 +47,6 @@ from meshswarm.stage.messages import (
     Step,
 )
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.span import MAX_LAYERS, Span
 
 _U32 = 2**32 - 1
 _U64 = 2**64 - 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshswarm.stage.span import Span, missing_layers
+from meshswarm.span import Span, missing_layers
 
 spans = st.tuples(st.integers(0, 39), st.integers(1, 20)).map(lambda p: Span(p[0], min(40, p[0] + p[1])))
 
