@@ -1,8 +1,9 @@
 """One answer being made: rows come in, tokens are sampled and sent on, text comes out.
 
-The rule this file keeps: the next token leaves before its text is made. Detokenising, counting and waking the client
-happen while the route already computes. Only a request with stop strings looks at the text first, because a stop
-decides whether there is a next token.
+The rule this file keeps: the next token leaves before its text is made. Detokenising and waking the client happen a
+moment later, while the route already computes: on the peer that serves the first span they would otherwise hold the
+interpreter's lock just when the engine's thread needs it. Only a request with stop strings looks at the text first,
+because a stop decides whether there is a next token.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from meshswarm.head.sampler import NeedFullRow, Sampler
 from meshswarm.head.text_stream import TextStream
 from meshswarm.stage.engine import TopK
 from meshswarm.stage.messages import Row
+
+TEXT_DELAY_S = 0.001  # by then the engine's thread is inside llama.cpp, which needs no interpreter
 
 
 class Route(Protocol):
@@ -72,6 +75,7 @@ class Answer:
         self._vocabulary = vocabulary
         self._sampler = sampler
         self._text = text
+        self._untold: list[int] = []  # tokens whose text is not made yet
         self._limits = limits
         self._fingerprint = fingerprint
         self._pending_row: TopK | None = None
@@ -104,6 +108,7 @@ class Answer:
     def on_broken(self, error: MeshswarmError) -> None:
         if not self.finished:
             self.finished = True
+            self._tell()
             self._put(error)
 
     def _sample(self, seq: int, row: TopK, full_row: NDArray[np.float32] | None) -> None:
@@ -122,30 +127,39 @@ class Answer:
 
     def _accept(self, token: int) -> None:
         if self._vocabulary.is_end_of_generation(token) and not self._limits.ignore_eos:
-            self._finish("stop", self._text.finish())
+            self._finish("stop")
             return
         self.tokens.append(token)
-        used = len(self.prompt) + len(self.tokens)
-        ends = len(self.tokens) == self._limits.max_tokens or used >= self._limits.n_ctx
-        sends_first = not ends and not self._limits.looks_for_stops
-        if sends_first:
-            self._route.push([token])
-        delta = self._text.push(self._vocabulary.token_bytes(token))
-        if self._text.matched is not None:
-            self._finish("stop", delta, token)
-        elif ends:
-            self._finish("length", delta + self._text.finish(), token)
-        else:
-            self._put(TextDelta(delta, (token,)))
-            if not sends_first:
+        self._untold.append(token)
+        if len(self.tokens) == self._limits.max_tokens or len(self.prompt) + len(self.tokens) >= self._limits.n_ctx:
+            self._finish("length")
+        elif self._limits.looks_for_stops:
+            self._tell()
+            if self._text.matched is None:
                 self._route.push([token])
+            else:
+                self._finish("stop")
+        else:
+            self._route.push([token])
+            if len(self._untold) == 1:
+                self._loop.call_later(TEXT_DELAY_S, self._tell)
 
     # -- what the client gets
 
-    def _finish(self, reason: Literal["stop", "length"], text: str, *tokens: int) -> None:
-        self.finished = True
-        if text or tokens:
+    def _tell(self) -> None:
+        """Make the text of the tokens that are waiting for it."""
+        if self._untold:
+            tokens, self._untold = tuple(self._untold), []
+            text = "".join(self._text.push(self._vocabulary.token_bytes(token)) for token in tokens)
             self._put(TextDelta(text, tokens))
+
+    def _finish(self, reason: Literal["stop", "length"]) -> None:
+        self.finished = True
+        self._tell()
+        if self._text.matched is not None:
+            reason = "stop"
+        elif rest := self._text.finish():
+            self._put(TextDelta(rest, ()))
         now = self._loop.time()
         first = self._first_row_s or now
         self._put(

@@ -118,6 +118,8 @@ class Sampler:
         self._recent = deque(prompt[-REPEAT_WINDOW:], maxlen=REPEAT_WINDOW)
         self._counts: dict[int, int] = {}
         self._bias = dict(params.logit_bias)
+        penalised = params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty
+        self._takes_the_top = params.greedy and not self._bias and not penalised
         for name, ids in (("logit_bias", self._bias), ("prompt", prompt)):
             if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
                 raise RequestError(f"{name} has a token id outside the model's 0 to {n_vocab - 1}", param=name)
@@ -149,6 +151,8 @@ class Sampler:
         Raises RemoteProtocolError when the row breaks its own description, RequestError when the bias forbids every
         token.
         """
+        if self._takes_the_top and len(row.ids) == 1:
+            return self._top(row)
         ids, logits, tail_log_mass = self._checked(row, full_row)
         ordering = self._order(ids, logits, tail_log_mass)
         if ordering is None:
@@ -161,6 +165,15 @@ class Sampler:
         return self._draw(ordering)
 
     # -- the row
+
+    def _top(self, row: TopRow) -> Token:
+        """The most likely token, when nothing can change the order: what `next` gives, in a tenth of the time."""
+        token, logit = int(row.ids[0]), float(row.logits[0])
+        if not 0 <= token < self.n_vocab or len(row.logits) != 1:
+            raise RemoteProtocolError("the last span returned logits for ids that are not the model's")
+        if not logit < math.inf or math.isnan(row.tail_log_mass):
+            raise RemoteProtocolError("the last span returned logits that are not in order, or no numbers")
+        return Token(token)
 
     def _checked(
         self, row: TopRow, full_row: NDArray[np.float32] | None
