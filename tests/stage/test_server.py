@@ -56,6 +56,7 @@ from meshswarm.stage.messages import (
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import Served, SpanServer
+from meshswarm.stage.slices import Slices
 from meshswarm.stage.wire import decode, encode
 
 SPAN = Span(20, 30)
@@ -114,9 +115,10 @@ def step(seq: int, pos0: int, hidden: bytes, n_rows: int = 1, flags: int = Flag.
 
 @pytest.fixture(scope="module")
 def sliced(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    store = Store(tmp_path_factory.mktemp("store"))
+    home = tmp_path_factory.mktemp("store")
+    store = Store(home)
     info = store.import_file(smollm2)
-    return store.slice(info.model_id, SPAN), info.model_id
+    return Slices(store, home).file(info.model_id, SPAN).path, info.model_id
 
 
 @contextlib.asynccontextmanager

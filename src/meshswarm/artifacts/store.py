@@ -1,9 +1,9 @@
 """The models on this peer's disk, and the headers of models it only knows of.
 
 The rule this file keeps: nothing leaves here unchecked. Model files stay where they are and are hashed again when
-they were touched; a header is handed out only as the bytes that were proved against its model id; a file for the
-engine has been loaded once in a child process. Under `home`: `models/` (notes), `headers/` (proof messages, of own
-models and of others), `slices/`, `probed/`. Several processes and threads may use one folder at once.
+they were touched; a header is handed out only as the bytes that were proved against its model id. Under `home`:
+`models/` (notes) and `headers/` (proof messages, of own models and of others). Several processes and threads may use
+one folder at once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from meshswarm.artifacts.merkle import Progress, file_root, hash_file, model_id_
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import matches, model_name
 from meshswarm.artifacts.registry import ModelRecord, Registry
-from meshswarm.artifacts.slice_store import SliceFile, SliceStore
 from meshswarm.artifacts.tokenizer import MODEL_KEY, NO_VOCABULARY
-from meshswarm.errors import ArtifactError, ConfigError, RequestError, UnknownModelError
-from meshswarm.span import Span
-from meshswarm.stage.families import check_cut
+from meshswarm.errors import ArtifactError, RequestError, UnknownModelError
 
 MIN_PREFIX_CHARS = 8
 """Shorter beginnings of an id are too easy to hit by accident."""
@@ -34,12 +31,11 @@ class AmbiguousModelError(RequestError):
 
 
 class Store:
-    """The models of one peer. Methods that hash, cut or load files block: call them in a thread."""
+    """The models of one peer. Methods that hash files block: call them in a thread."""
 
     def __init__(self, home: Path) -> None:
         self._registry = Registry(home / "models")
         self._headers = home / "headers"
-        self._slices = SliceStore(home / "slices", home / "probed")
         self._proved: dict[bytes, tuple[HeaderProof, GgufHeader]] = {}
         self._guard = threading.Lock()
 
@@ -157,26 +153,11 @@ class Store:
         self._remember(proof, header)
         return header
 
-    def slice(self, model_id: bytes, span: Span, *, pad_layers: int = 0) -> Path:
-        """The file to load for `span`, cut on demand and loaded once in a child process. Blocking.
-
-        Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
-        """
-        return self.slice_file(model_id, span, pad_layers=pad_layers).path
-
-    def slice_file(self, model_id: bytes, span: Span, *, pad_layers: int = 0) -> SliceFile:
-        """`slice` with the file's root and length."""
-        proof, header = self._proof_and_header(model_id)
-        info = ModelInfo.of(header, proof, "")
-        family = check_cut(info.architecture, info.n_layers, span)
-        source = self.path(model_id)
-        if family is not None:
-            return self._slices.get(model_id, span, source, header, pad_layers=pad_layers)
-        if pad_layers:
-            raise ConfigError("a whole model is loaded as it is: it takes no padding layers")
-        length, root = proof.files[0]
-        self._slices.probe_once(source, root)
-        return SliceFile(source, root, length)
+    def file_root(self, model_id: bytes) -> bytes:
+        """The BitTorrent v2 root of the model's file, as its id proves it. Raises ArtifactError."""
+        proof, _header = self._proof_and_header(model_id)
+        _length, root = proof.files[0]
+        return root
 
     def _record(self, model_id: bytes) -> ModelRecord:
         record = self._registry.get(model_id)

@@ -1,7 +1,8 @@
 """Slices on disk: cut when first asked for, hashed when cut, tried in a child process before their first load.
 
 The rule this file keeps: a slice is handed out only when it is the file that was cut: its stamp is unchanged, or its
-content still has the root that was noted. Anything else is cut again.
+content still has the root that was noted. Anything else is cut again. Several processes and threads may use one folder
+at once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, write_json
-from meshswarm.artifacts.gguf import GgufHeader, read_header
+from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text
 from meshswarm.artifacts.probe import engine_build, probe
+from meshswarm.artifacts.store import Store
+from meshswarm.errors import ConfigError
 from meshswarm.span import Span
+from meshswarm.stage.families import check_cut
 from meshswarm.stage.slicing import SLICE_FORMAT, write_slice
 
 
@@ -31,17 +35,35 @@ class SliceFile:
     n_bytes: int
 
 
-class SliceStore:
-    """Slices of all models in `folder`, and in `probed_folder` the notes of which files llama.cpp has loaded well."""
+class Slices:
+    """Slices of the models in `store`, in `home / "slices"`; which files llama.cpp has loaded well, in `probed`."""
 
-    def __init__(self, folder: Path, probed_folder: Path) -> None:
-        self._folder = folder
-        self._probed_folder = probed_folder
+    def __init__(self, store: Store, home: Path) -> None:
+        self._store = store
+        self._folder = home / "slices"
+        self._probed_folder = home / "probed"
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._locks_guard = threading.Lock()
 
-    def get(self, model_id: bytes, span: Span, source: Path, header: GgufHeader, *, pad_layers: int) -> SliceFile:
-        """The slice of `source`, a checked file of the model, cut if need be. Blocking; raises ArtifactError."""
+    def file(self, model_id: bytes, span: Span, *, pad_layers: int = 0) -> SliceFile:
+        """The file to load for `span`, cut if need be and loaded once in a child process. Blocking.
+
+        Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
+        """
+        header = self._store.header(model_id)
+        known = check_hyperparameters(header)
+        family = check_cut(known.architecture, known.n_layers, span)
+        source = self._store.path(model_id)
+        if family is not None:
+            return self._cut(model_id, span, source, pad_layers)
+        if pad_layers:
+            raise ConfigError("a whole model is loaded as it is: it takes no padding layers")
+        root = self._store.file_root(model_id)
+        self._probe_once(source, root)
+        return SliceFile(source, root, header.file_length)
+
+    def _cut(self, model_id: bytes, span: Span, source: Path, pad_layers: int) -> SliceFile:
+        """The slice of `source`, a checked file of the model."""
         folder = self._folder / model_id_text(model_id)
         padding = f"+{pad_layers}" if pad_layers else ""
         path = folder / f"{span.start}-{span.stop}{padding}.gguf"
@@ -49,14 +71,14 @@ class SliceStore:
             slice_file = _noted(path)
             if slice_file is None:
                 sweep_temporaries(folder)
-                write_slice(source, header, span, path, pad_layers=pad_layers)
+                write_slice(source, self._store.header(model_id), span, path, pad_layers=pad_layers)
                 read_header(path)
                 slice_file = SliceFile(path, file_root(path), path.stat().st_size)
                 _note(slice_file)
-            self.probe_once(path, slice_file.root)
+            self._probe_once(path, slice_file.root)
         return slice_file
 
-    def probe_once(self, path: Path, root: bytes) -> None:
+    def _probe_once(self, path: Path, root: bytes) -> None:
         """Load the file in a child process unless this llama.cpp has already loaded this very content well."""
         note = self._probed_folder / f"{root.hex()}.json"
         build = engine_build()
