@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshswarm.net.pathmtu import ETHERNET_BYTES, JUMBO_BYTES, PathMtu, rungs_for
+from meshswarm.net.congestion import ETHERNET_BYTES
+from meshswarm.net.pathmtu import JUMBO_BYTES, PathMtu, rungs_for
 
 ALL = (1440, 8900, 16384)
 

@@ -51,6 +51,23 @@ def test_every_later_step_takes_one_flight_too() -> None:
         wire.rest(0.03)  # the answer's flight back, and compute
 
 
+def test_a_lost_step_costs_one_more_round_trip_and_little_else() -> None:
+    """Nothing follows a lone packet, so nothing but a timer can miss it: that timer must be a short one."""
+    wire = connected(delay_s=0.025)
+    for _ in range(10):
+        send(wire, 2_304)
+        wire.rest(0.1)
+    seen = 0
+
+    def drop_the_last(datagram: bytes) -> bool:
+        nonlocal seen
+        seen += len(datagram) > 500
+        return seen == 2
+
+    wire.drop = drop_the_last
+    assert send(wire, 2_304) < 0.025 + 0.05 + 0.02
+
+
 def test_a_prefill_warms_the_hop() -> None:
     """After a megabyte the window holds several rows: what took more than one flight before takes one now."""
     wire = connected(delay_s=0.025)

@@ -3,13 +3,16 @@
 aioquic starts at 10 datagrams and then spaces packets out by a timer, which costs a millisecond or more for the third
 packet of a small message. Here the first window is 32 datagrams (what Chromium's QUIC uses), enough for a 24 KiB
 float32 row at width 6144 in one flight, and a burst of that size goes out at once (RFC 9002, 7.7 allows bursts up to
-the initial window). On loopback nothing is spaced out, and the window stays below what the receiver's socket buffers.
-Packets larger than the current datagram size are path probes; losing one says nothing about congestion.
+the initial window). Losses shrink the window by CUBIC's factor and never below one such row, since a smaller window
+would add a flight to every token; what is in flight, and so what queues on a slow path, stays bounded all the same. On
+loopback nothing is spaced out, and the window stays below what the receiver's socket buffers. Packets larger than the
+current datagram size are path probes; losing one says nothing about congestion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 from aioquic.quic.congestion.base import register_congestion_control
 from aioquic.quic.congestion.reno import RenoCongestionControl
@@ -19,7 +22,10 @@ from aioquic.quic.recovery import QuicPacketPacer
 ALGORITHM = "meshswarm"
 INITIAL_WINDOW_DATAGRAMS = 32
 BASE_DATAGRAM_BYTES = 1200
+ETHERNET_BYTES = 1440  # 1500 less IPv6 and UDP headers, with a little room for tunnels
+FLOOR_DATAGRAMS = 24
 MAX_WINDOW_BYTES = 16 * 1024 * 1024
+_REDUCTION = 0.7  # CUBIC's (RFC 9438, 4.6)
 _PACING_GAIN = 1.25  # RFC 9002, 7.7
 _TIMER_RESOLUTION_S = 0.002  # event loops wake up in whole milliseconds: let as much through as passes in two
 
@@ -45,9 +51,11 @@ class WindowControl(RenoCongestionControl):
         self.widen(BASE_DATAGRAM_BYTES, 0, MAX_WINDOW_BYTES)
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
-        super().on_packet_acked(now=now, packet=packet)
-        if self.congestion_window > self.max_window_bytes:
-            self.congestion_window = self.max_window_bytes
+        if 2 * self.bytes_in_flight >= self.congestion_window:
+            super().on_packet_acked(now=now, packet=packet)
+            self.congestion_window = min(self.congestion_window, self.max_window_bytes)
+        else:  # a window that is not used is not proved, so it does not grow (RFC 9002, 7.8)
+            self.bytes_in_flight -= packet.sent_bytes
         if packet.sent_bytes > BASE_DATAGRAM_BYTES:
             self.large_losses_in_a_row = 0
 
@@ -62,8 +70,18 @@ class WindowControl(RenoCongestionControl):
         probes = [packet for packet in packets if packet.sent_bytes > self._max_datagram_size]
         super().on_packets_expired(packets=probes)
         ordinary = [packet for packet in packets if packet.sent_bytes <= self._max_datagram_size]
-        if ordinary:
-            super().on_packets_lost(now=now, packets=ordinary)
+        super().on_packets_expired(packets=ordinary)
+        if ordinary and cast(float, ordinary[-1].sent_time) > self._congestion_recovery_start_time:
+            self._congestion_recovery_start_time = now
+            self.congestion_window = self.ssthresh = max(int(_REDUCTION * self.congestion_window), self._floor_bytes)
+
+    def on_persistent_congestion(self) -> None:
+        self.congestion_window = self._floor_bytes
+        self._congestion_recovery_start_time = 0.0
+
+    @property
+    def _floor_bytes(self) -> int:
+        return min(FLOOR_DATAGRAMS * self._max_datagram_size, FLOOR_DATAGRAMS * ETHERNET_BYTES)
 
     def _count_large(self, packets: list[QuicSentPacket]) -> None:
         self.large_losses_in_a_row += sum(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 
-from meshswarm.net.congestion import BASE_DATAGRAM_BYTES
+from meshswarm.net.congestion import BASE_DATAGRAM_BYTES, ETHERNET_BYTES
 
-ETHERNET_BYTES = 1440  # 1500 less IPv6 and UDP headers, with a little room for tunnels
-JUMBO_BYTES = 8900  # 9000 less the same; also below macOS's default limit of 9216 for a UDP datagram
+JUMBO_BYTES = 8900  # 9000 less headers; also below macOS's default limit of 9216 for a UDP datagram
 LOOPBACK_BYTES = 16384  # aioquic writes the length of a STREAM frame in 14 bits: larger datagrams would corrupt it
 BLACK_HOLE_LOSSES = 4
 _RETRY_AFTER_S = (1.0, 5.0)

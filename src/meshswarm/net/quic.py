@@ -45,6 +45,7 @@ STRANGER_WINDOW_BYTES = 64 * 1024  # before HELLO is over
 MAX_STREAMS = 128  # aioquic's own limit of streams that a peer may have open at once
 ACK_EVERY_PACKETS = 4
 ACK_DELAY_S = 0.002  # an ACK costs its receiver as much as a small message: it leaves while a span computes
+PEER_ACK_DELAY_S = 0.008  # waited for before a lone packet is sent again; aioquic announces 25 ms and never uses them
 IDLE_TIMEOUT_S = 60.0  # a backstop: liveness decides long before
 
 _PRIVATE_PARTS: dict[str, tuple[str, ...]] = {
@@ -59,7 +60,7 @@ _PRIVATE_PARTS: dict[str, tuple[str, ...]] = {
         "_streams_blocked_pending", "_streams_queue", "_version", "_write_connection_limits",
         "_write_stream_limits",
     ),
-    "QuicConnection._loss": ("_cc", "_pacer", "_rtt_smoothed", "_rtt_initialized"),
+    "QuicConnection._loss": ("_cc", "_pacer", "_rtt_initialized", "_rtt_smoothed", "max_ack_delay"),
     "QuicStream.receiver": ("_buffer_start", "highest_offset"),
     "QuicStream.sender": (
         "_buffer", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof", "_reset_error_code",
@@ -213,8 +214,9 @@ class PeerConnection(QuicConnection):
     # -- windows: what the peer may send is what was delivered plus a fixed amount
 
     def open_window(self) -> None:
-        """HELLO is over: the peer may send what a peer needs."""
+        """HELLO is over: the peer may send what a peer needs, and acknowledges as fast as we do."""
         self._window_bytes = CONNECTION_WINDOW_BYTES
+        self._loss.max_ack_delay = PEER_ACK_DELAY_S
 
     def delivered(self, count: int) -> None:
         """`count` bytes of stream data were taken in order."""
