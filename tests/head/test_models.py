@@ -11,6 +11,7 @@ import pytest
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
@@ -102,12 +103,22 @@ async def test_a_listing_tells_the_context_of_that_model_and_not_of_another(pair
     assert all(listing.ready for listing in listed.values())
 
 
-async def test_a_name_that_two_models_share_is_answered_with_both_ids(pair: Pair) -> None:
+async def test_of_models_that_share_a_name_the_one_on_this_disk_is_meant(pair: Pair) -> None:
+    """Nobody may take a name away from the models here by giving it to another."""
+    namesake = replace(pair.card, model_id=bytes(32))
+    await pair.head.dht.publish_card(namesake.sign(pair.head.identity))
+    assert len(await pair.holder.directory.cards()) == 2
+    assert await pair.holder.directory.resolve(NAME) == pair.card
+    assert await pair.holder.directory.resolve(model_id_text(bytes(32))) == namesake
+
+
+async def test_a_name_that_two_models_elsewhere_share_is_answered_with_both_ids(pair: Pair) -> None:
     await pair.holder.dht.publish_card(pair.card.sign(pair.holder.identity))
     namesake = replace(pair.card, model_id=bytes(32))
     await pair.head.dht.publish_card(namesake.sign(pair.head.identity))
-    with pytest.raises(RequestError, match="more than one model"):
-        await pair.holder.directory.resolve(NAME)
+    with pytest.raises(RequestError, match="more than one model") as caught:
+        await pair.head.directory.resolve(NAME)
+    assert all(model_id_text(card.model_id) in str(caught.value) for card in (pair.card, namesake))
 
 
 async def test_an_unknown_name_is_answered_with_the_names_there_are(pair: Pair) -> None:

@@ -1,7 +1,7 @@
 """Which models this head can talk about: the ones on its disk and the ones the swarm's cards name.
 
-The rule this file keeps: a name is a convenience and may be shared; the id decides. A name that two models share is
-answered with both ids, never with a guess.
+The rule this file keeps: a name is a convenience and may be shared; the id decides. A name that several models share
+means the one on this disk; when that is none or more than one, the answer is their ids, never a guess.
 """
 
 from __future__ import annotations
@@ -84,8 +84,10 @@ class ModelDirectory:
             for card, _ in known.values()
             if ref == model_id_text(card.model_id) or matches(ref, card.name, card.encoding)
         ]
-        if len(named) == 1:
-            return named[0]
+        stored = [card for card in named if self._store.get(card.model_id) is not None]
+        for found in (named, stored):
+            if len(found) == 1:
+                return found[0]
         if named:
             ids = ", ".join(model_id_text(card.model_id) for card in named)
             raise RequestError(f"the name {ref!r} belongs to more than one model; use an id: {ids}", param="model")
