@@ -173,6 +173,26 @@ def test_a_long_prompt_goes_in_chunks_within_every_window_and_emits_once() -> No
     assert [span.length for span in swarm.spans.values()] == [1000] * 3
 
 
+@pytest.mark.parametrize("window", range(171, 176))
+def test_a_window_that_is_accepted_never_stops_a_chunk_for_good(window: int) -> None:
+    """Rows of which the credit is still owed, up to a quarter of the window, must leave room for a whole chunk."""
+    swarm = Swarm(2, window=window)
+    swarm.open()
+    for n_rows in (window // 4 - 1, 128, 128):  # the first stay below the quarter: no credit comes for them alone
+        swarm.act(swarm.core.push([1] * n_rows, swarm.now))
+        swarm.run()
+    assert len(swarm.rows_at) == 3
+
+
+def test_a_window_with_too_little_room_for_a_chunk_breaks_the_opening() -> None:
+    head, hops = route(2)
+    core = HeadSession(bytes(16), head, (), hops, terms())
+    core.start(0.0)
+    error = broken_by(core.on_message(0, Opened("cpu", 170, bytes(32)), 0.0))
+    assert isinstance(error, RemoteProtocolError)
+    assert "a window of only 170 rows" in str(error)
+
+
 def test_closing_brings_a_receipt_from_every_span_and_then_ends() -> None:
     swarm = Swarm(3)
     swarm.open()

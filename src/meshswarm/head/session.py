@@ -341,7 +341,7 @@ class HeadSession:
     def _on_opened(self, hop: int, opened: Opened) -> list[Action]:
         if self.state is not State.OPENING or self._states[hop].opened is not None:
             return self._break(self._protocol_error(hop, "opened the session twice"))
-        if opened.window < self.chunk_rows:
+        if opened.window * 3 // 4 < self.chunk_rows:  # a span owes credit for up to a quarter of its window
             return self._break(self._protocol_error(hop, f"granted a window of only {opened.window} rows"))
         self._states[hop].opened = opened
         everyone = tuple(state.opened for state in self._states if state.opened is not None)
