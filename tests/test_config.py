@@ -60,3 +60,9 @@ def test_a_folder_whose_lock_cannot_be_opened_is_a_clear_error(tmp_path: Path) -
     (home.root / "lock").mkdir()
     with pytest.raises(ConfigError, match="cannot be used"):
         HomeLock(home)
+
+
+def test_only_one_hosts_ip_address_with_a_port_can_be_dialled_by_strangers() -> None:
+    assert all(Address(host, 80).is_dialable for host in ("10.0.0.1", "127.0.0.1", "2001:db8::1"))
+    assert not any(Address(host, 80).is_dialable for host in ("a.example", "0.0.0.0", "::", "224.0.0.1", "fe80::1%2"))
+    assert not Address("10.0.0.1", 0).is_dialable

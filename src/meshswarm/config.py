@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -53,6 +54,12 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_dialable(self) -> bool:
+        """True for one host's plain IP address and a real port. Host names never travel between peers: resolving one
+        that a stranger chose would let him aim this peer's resolver."""
+        return self.port > 0 and packed_host(self.host) is not None
+
     @classmethod
     def parse(cls, text: str) -> Address:
         """`HOST:PORT` or `[IPV6]:PORT`. Raises ValueError with a sentence for a person."""
@@ -60,6 +67,17 @@ class Address:
         if match is None:
             raise ValueError(f"{text[:80]!r} is not an address: write HOST:PORT, for example 127.0.0.1:4500")
         return cls(match[1] or match[2], int(match[3]))
+
+
+@lru_cache(maxsize=4096)
+def packed_host(host: str) -> bytes | None:
+    """The 4 or 16 bytes of one host's IP address; None for a name, and for addresses that are nobody's or many's."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    scoped = isinstance(ip, ipaddress.IPv6Address) and ip.scope_id is not None
+    return None if ip.is_unspecified or ip.is_multicast or scoped else ip.packed
 
 
 def parse_size(text: str) -> int:

@@ -1,5 +1,6 @@
 """Session messages as bytes: every message survives the trip, nothing malformed gets in."""
 
+import dataclasses
 import math
 
 import msgpack
@@ -22,7 +23,8 @@ peers = st.binary(min_size=32, max_size=32).map(PeerId)
 optional_peers = st.none() | peers
 hashes = st.binary(min_size=32, max_size=32)
 counts = st.integers(0, 2**64 - 1)
-addresses = st.lists(st.builds(Address, st.just("10.0.0.1"), st.integers(0, 65535)), max_size=3).map(tuple)
+hosts = st.sampled_from(["10.0.0.1", "2001:db8::1"])
+addresses = st.lists(st.builds(Address, hosts, st.integers(1, 65535)), max_size=3).map(tuple)
 spans = st.tuples(st.integers(0, 100), st.integers(1, 100)).map(lambda p: Span(p[0], p[0] + p[1]))
 texts = st.text(max_size=100)
 
@@ -118,6 +120,22 @@ def example_open() -> m.Open:
         bytes(16), IDENTITY.peer_id, (), bytes(32), Span(0, 30), 30, None, None, (), m.Returns.LOGITS, m.Dtype.F32,
         512, Profile.FAST, 0.0, 1, 1000,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["head_addresses", "next_addresses"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        Address("intranet.example", 80), Address("10.0.0.1", 0), Address("0.0.0.0", 80), Address("224.0.0.1", 80),
+        Address("fe80::1%eth0", 80),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_open_sends_nobody_to_what_is_no_peers_address(field: str, address: Address) -> None:
+    """A span dials what its OPEN names: a head must not aim its resolver, or its packets at everybody."""
+    opening = dataclasses.replace(example_open(), **{field: (address,)})
+    with pytest.raises(RemoteProtocolError, match=f"bad {field}: not one host's IP address with a port"):
+        decode(encode(opening, IDENTITY))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class CoverageRecord:
     def __post_init__(self) -> None:
         _require(len(self.model_id) == SUBJECT_BYTES, "a model id is 32 bytes")
         _require(len(self.addresses) <= MAX_ADDRESSES, f"at most {MAX_ADDRESSES} addresses")
-        _require(all(wire.is_dialable(a) for a in self.addresses), "addresses are IP addresses with a port")
+        _require(all(a.is_dialable for a in self.addresses), "addresses are IP addresses with a port")
         _require(_NUMCLASS.fullmatch(self.numclass) is not None, f"numclass is at most {MAX_NUMCLASS} ASCII characters")
         _require(1 <= self.n_ctx <= _MAX_CONTEXT, "n_ctx is from 1 to 2^31 - 1")
         _require(1 <= self.us_per_layer <= _MAX_US, "us_per_layer is from 1 to 10^9")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from meshswarm.config import Address
+from meshswarm.config import Address, packed_host
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import KEY_BYTES, PeerId
 
@@ -94,23 +94,8 @@ def addresses(value: object, what: str) -> tuple[Address, ...]:
 
 def pack_addresses(values: tuple[Address, ...]) -> list[list[object]]:
     """The wire form of those `values` that another peer can use; the others are left out."""
-    hosts = [(_packed(value.host), value.port) for value in values]
+    hosts = [(packed_host(value.host), value.port) for value in values]
     return [[raw, port] for raw, port in hosts if raw is not None and port > 0][:MAX_ADDRESSES]
-
-
-def is_dialable(address: Address) -> bool:
-    """True for one host's plain IP address and a real port."""
-    return _packed(address.host) is not None and address.port > 0
-
-
-@lru_cache(maxsize=4096)
-def _packed(host: str) -> bytes | None:
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    scoped = isinstance(ip, ipaddress.IPv6Address) and ip.scope_id is not None
-    return None if ip.is_unspecified or ip.is_multicast or scoped else ip.packed
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +103,7 @@ def _host(raw: bytes) -> str | None:
     if len(raw) not in (4, 16):
         return None
     host = str(ipaddress.ip_address(raw))
-    return None if _packed(host) is None else host
+    return None if packed_host(host) is None else host
 
 
 def _address(item: object, what: str) -> Address:

@@ -158,6 +158,6 @@ class Routes:
             deadline_ms=SESSION_DEADLINE_S * 1000,
         )
         hops = tuple(Hop(hop.peer, hop.addresses, Span(hop.span.start, hop.stop)) for hop in route.hops)
-        addresses = tuple(self._endpoint.addresses)
+        addresses = tuple(address for address in self._endpoint.addresses if address.is_dialable)
         core = HeadSession(os.urandom(SESSION_ID_BYTES), self._endpoint.peer_id, addresses, hops, terms)
         return RouteSession(self._endpoint, self._identity, core, self._bookkeeper)

@@ -196,9 +196,12 @@ class _Fields:
             if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not int:
                 raise self._complain(name, "not host and port")
             try:
-                found.append(Address(item[0], item[1]))
+                address = Address(item[0], item[1])
             except ValueError as error:
                 raise self._complain(name, str(error)) from None
+            if not address.is_dialable:
+                raise self._complain(name, "not one host's IP address with a port")
+            found.append(address)
         return tuple(found)
 
 
