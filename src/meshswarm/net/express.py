@@ -101,6 +101,8 @@ class ExpressConnection(PeerConnection):
             return super().datagrams_to_send(now)
         busy = [stream for stream in self._streams_queue if _has_data(stream)]
         datagrams = self._send_express(busy, now) if busy else []
+        if datagrams:
+            self._probe_pending = False  # what was sent again is the best probe
         if self.has_duties(now):
             datagrams += super().datagrams_to_send(now)
         else:
