@@ -297,13 +297,6 @@ async def test_peers_are_listed_with_what_they_serve(loopback: Loopback) -> None
     assert one.dht.rtt_s(two.endpoint.peer_id) is not None
 
 
-async def test_a_peer_is_found_by_its_id_alone(loopback: Loopback) -> None:
-    peers = await loopback.chain(4)
-    last = peers[-1].endpoint
-    assert last.address in await peers[0].dht.find_peer(last.peer_id)
-    assert await peers[0].dht.find_peer(PeerId(b"?" * 32)) == ()
-
-
 async def test_a_peer_that_cannot_be_dialled_serves_and_asks_but_is_in_no_table(loopback: Loopback) -> None:
     one = await loopback.start(1)
     client = await loopback.start(2, server=False)

@@ -16,7 +16,7 @@ from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage import slicing
 from meshswarm.stage.families import IllegalCutError, check_cut
-from meshswarm.stage.slicing import MIDDLE_VOCABULARY, slice_length, write_slice
+from meshswarm.stage.slicing import MIDDLE_VOCABULARY, write_slice
 
 U32, I32, ARRAY, STRING = ValueType.UINT32, ValueType.INT32, ValueType.ARRAY, ValueType.STRING
 
@@ -52,7 +52,6 @@ def test_the_embedded_models_layers_are_copied_byte_for_byte(smollm2: Path, tmp_
     assert header.tensors["token_embd.weight"].dims == (576, n_vocab)
     embedding = weights(path, header, "token_embd.weight")
     assert embedding == weights(smollm2, whole, "token_embd.weight")[: len(embedding)]
-    assert path.stat().st_size == slice_length(whole, wanted)
 
 
 def test_a_middle_slice_has_no_vocabulary_and_little_else(smollm2: Path, tmp_path: Path) -> None:
@@ -109,7 +108,6 @@ def test_a_padding_layer_is_zeros_shaped_like_the_last_and_takes_no_room(smollm2
         if name.startswith("blk.2."):
             assert tensor.dims == header.tensors[name.replace("blk.2.", "blk.1.")].dims
             assert not any(weights(padded, header, name))
-    assert padded.stat().st_size == slice_length(read_header(smollm2), Span(0, 2), pad_layers=1)
     assert padded.stat().st_blocks <= plain.stat().st_blocks + 64
 
 
@@ -163,7 +161,6 @@ def test_a_span_outside_the_model_is_refused_with_what_there_is(tmp_path: Path, 
         cut(source, "0:4", tmp_path)
     with pytest.raises(IllegalCutError, match="600 padding layers are too many"):
         cut(source, "0:2", tmp_path, pad_layers=600)
-    assert slice_length(read_header(source), Span(0, 4)) == source.stat().st_size
 
 
 def test_an_architecture_without_proof_is_served_whole_only() -> None:

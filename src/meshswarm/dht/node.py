@@ -23,7 +23,7 @@ from meshswarm.dht import messages
 from meshswarm.dht.announcer import Announcer
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core
-from meshswarm.dht.keys import Topics, node_id
+from meshswarm.dht.keys import Topics
 from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer
 from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
 from meshswarm.dht.messages import Sender
@@ -126,14 +126,6 @@ class Dht:
     def report_unreachable(self, peer: PeerId) -> None:
         """Another part of the program could not reach `peer`."""
         self._core.table.failed(peer, self._clock())
-
-    async def find_peer(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where `peer` can be dialled, nothing when nobody knows."""
-        known = self._core.table.get(peer)
-        if known is not None and peer not in self.unreachable():
-            return known.contact.addresses
-        lookups, _ = await self._questions.look_up([node_id(peer)], wants_records=False)
-        return next((found.contact.addresses for found in lookups[0].found() if found.contact.peer == peer), ())
 
     # -- saying
 

@@ -197,11 +197,6 @@ class Vocabulary:
         """Whether an answer ends with `token`. Raises ValueError for an id that is no token."""
         return bool(llama.llama_vocab_is_eog(self._native, self._checked(token)))
 
-    @cached_property
-    def end_tokens(self) -> frozenset[int]:
-        """All tokens that end an answer."""
-        return frozenset(token for token in range(self.n_vocab) if self.is_end_of_generation(token))
-
     def _checked(self, token: int) -> int:
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"{token} is no token: the vocabulary has 0 to {self.n_vocab - 1}")

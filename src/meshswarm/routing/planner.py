@@ -54,11 +54,6 @@ class Route:
     network_s: float
     queue_s: float
 
-    @property
-    def is_mixed(self) -> bool:
-        """True when its hops belong to more than one numclass."""
-        return len({hop.numclass for hop in self.hops}) > 1
-
 
 def plan_routes(
     n_layers: int,

@@ -58,18 +58,6 @@ def write_slice(source: Path, header: GgufHeader, span: Span, target: Path, *, p
         ) from error
 
 
-def slice_length(header: GgufHeader, span: Span, *, pad_layers: int = 0) -> int:
-    """Bytes of the slice `write_slice` would write, without writing it; a whole model's own length.
-
-    Raises IllegalCutError as `write_slice` does.
-    """
-    shape = check_hyperparameters(header)
-    if check_cut(shape.architecture, shape.n_layers, span) is None:
-        return header.file_length
-    writer, _placed = _plan(header, span, pad_layers)
-    return len(writer.finish()) + writer.data_bytes
-
-
 def _plan(header: GgufHeader, span: Span, pad_layers: int) -> tuple[HeaderWriter, list[tuple[int, _Piece]]]:
     """The slice's header, and its tensors with their offsets in the data section."""
     shape = check_hyperparameters(header)
