@@ -258,7 +258,3 @@ def _complain(message: str, *, as_json: bool) -> None:
         typer.echo(json.dumps({"error": message}))
     else:
         typer.echo(f"meshswarm: {message}", err=True)
-
-
-if __name__ == "__main__":
-    main()
