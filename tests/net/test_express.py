@@ -140,6 +140,18 @@ def test_acknowledgements_and_other_duties_still_leave() -> None:
     assert "StreamReset" in names and "PingAcknowledged" in names
 
 
+def test_a_small_message_does_not_wait_for_the_end_of_a_large_one() -> None:
+    """A decode step beside another session's prefill: the two take turns however narrow the window is."""
+    wire = connected(delay_s=0.01)
+    wire.client.send_stream_data(0, b"x")
+    wire.client.send_stream_data(4, bytes(3_000_000))
+    wire.rest(0.1)
+    for turn in range(1, 6):
+        wire.client.send_stream_data(0, b"y" * 2304)
+        assert wire.run(lambda turn=turn: len(wire.received(1)) == 1 + 2304 * turn, limit_s=0.045)  # type: ignore[misc]
+    assert len(wire.received(1, 4)) < 3_000_000
+
+
 def test_keys_change_in_the_middle_of_a_conversation() -> None:
     wire = connected()
     for turn in range(6):

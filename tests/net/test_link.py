@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -372,6 +373,24 @@ async def test_a_held_peer_that_falls_silent_is_lost_and_named(
         await eventually(lambda: lost)
     assert str(lost[0]) == f"peer {bob.peer_id.short} at {bob.address} was silent for 0.4 s"
     assert await collector.end() is lost[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say who refused")
+async def test_a_peer_whose_process_was_killed_is_missed_as_soon_as_its_machine_says_so(
+    bind: Bind, bob: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness_module, "HELD", Pace(0.1, 30.0))
+    monkeypatch.setattr(liveness_module, "SUSPECT_S", 0.2)
+    alice = await bind()
+    connection = await alice.dial(bob.peer_id, [bob.address])
+    lost: list[MeshswarmError] = []
+    connection.on_lost(lost.append)
+    connection.hold()
+    bob._udp.close()  # as the kernel does it: not a word to anybody
+    await eventually(lambda: lost, timeout_s=5)
+    assert str(lost[0]) == f"peer {bob.peer_id.short} at {bob.address} is gone: nothing listens there"
+    monkeypatch.setattr(bob._udp, "send", lambda _data, _sockaddr: 0)
+    monkeypatch.setattr(bob._udp, "close", lambda: None)
 
 
 async def test_nobody_closes_what_the_other_side_holds(

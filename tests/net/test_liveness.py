@@ -87,7 +87,9 @@ def test_a_hint_that_nobody_is_there_is_checked_within_a_second() -> None:
     for liveness in (forged, true):
         liveness.suspect(2.0)
         assert liveness.check(2.0) is Verdict.PROBE
+        assert liveness.is_suspect
     forged.heard(2.1)
+    assert not forged.is_suspect
     assert forged.check(3.5) is Verdict.QUIET
     assert run(true, 2.0, 99.0) == [(3.0, Verdict.LOST)]
 

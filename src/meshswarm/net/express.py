@@ -121,7 +121,14 @@ class ExpressConnection(PeerConnection):
 
     def _send_express(self, busy: list[QuicStream], now: float) -> Datagrams:
         """One packet of each stream in turn, until all is said, or the congestion window or the pacer says stop.
-        What is left over stays in `busy`."""
+        What is left over stays in `busy`, and whoever was served goes to the end of the queue for the next time."""
+        served: dict[QuicStream, None] = {}
+        datagrams = self._send_in_turn(busy, served, now)
+        if len(served) > 1 or (served and self._streams_queue[-1] not in served):
+            self._streams_queue = [stream for stream in self._streams_queue if stream not in served] + list(served)
+        return datagrams
+
+    def _send_in_turn(self, busy: list[QuicStream], served: dict[QuicStream, None], now: float) -> Datagrams:
         loss, pacer, overhead = self._loss, self._pacer, _OVERHEAD_BYTES + len(self._peer_cid.cid)
         datagrams: Datagrams = []
         while busy:
@@ -134,6 +141,8 @@ class ExpressConnection(PeerConnection):
                 allowed = before + self._remote_max_data - self._remote_max_data_used
                 frame = sender.get_frame(room - overhead, min(allowed, stream.max_stream_data_remote))
                 if frame is not None:
+                    served.pop(stream, None)
+                    served[stream] = None
                     self._remote_max_data_used += sender.highest_offset - before
                     datagrams.append(self._packet(stream, frame.offset, frame.data, frame.fin, now))
                 if frame is None or not _has_data(stream):

@@ -103,6 +103,9 @@ class Link(Connection):
         self._is_dirty = False  # something waits to be sent
         self._is_turn_used = False  # something was sent in this turn of the loop: what follows goes together
 
+    def __repr__(self) -> str:
+        return f"<Link with {self._who}>"
+
     # -- what the program sees
 
     @property
@@ -279,8 +282,13 @@ class Link(Connection):
         if self._upkeep is None:
             self._act(self._greeting.expire(now), now)
         elif self._upkeep.check(now) is Verdict.LOST:
-            silence_s = self._upkeep.liveness.pace.lost_s
-            error = PeerUnreachableError(f"{self._who} was silent for {silence_s:g} s", peer=self._peer_text)
+            liveness = self._upkeep.liveness
+            why = (
+                "is gone: nothing listens there"
+                if liveness.is_suspect
+                else f"was silent for {liveness.pace.lost_s:g} s"
+            )
+            error = PeerUnreachableError(f"{self._who} {why}", peer=self._peer_text)
             self.end(CloseCode.DONE, error)
         elif not self._lanes and self._upkeep.is_idle(now):
             self.end(CloseCode.IDLE, PeerUnreachableError(f"nobody used {self._who}", peer=self._peer_text))

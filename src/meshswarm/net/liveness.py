@@ -50,6 +50,11 @@ class Liveness:
         return self._holds > 0
 
     @property
+    def is_suspect(self) -> bool:
+        """The network said that nobody is there, and nobody has spoken since."""
+        return self._suspect_since is not None
+
+    @property
     def next_at(self) -> float:
         """When `check` should be called next."""
         pace = self.pace

@@ -34,6 +34,7 @@ _RETRY_S = 0.001
 
 # <linux/in.h>, <linux/in6.h>, <linux/errqueue.h>: not in Python's socket module
 _IP_MTU_DISCOVER, _IP_RECVERR, _IPV6_MTU_DISCOVER, _IPV6_RECVERR, _PMTUDISC_PROBE = 10, 11, 23, 25, 3
+_IP_DONTFRAG, _IPV6_DONTFRAG = 28, 62  # the same on macOS
 _EXTENDED_ERR = struct.Struct("=IBBBxII")  # sock_extended_err: errno, origin, type, code, info, data
 _UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
@@ -197,6 +198,8 @@ def _set_options(sock: socket.socket) -> None:
             (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE),
             (socket.IPPROTO_IPV6, _IPV6_RECVERR, 1),
         ]
+    elif sys.platform == "darwin":
+        options += [(socket.IPPROTO_IP, _IP_DONTFRAG, 1), (socket.IPPROTO_IPV6, _IPV6_DONTFRAG, 1)]
     for level, name, value in options:
         with contextlib.suppress(OSError):
             sock.setsockopt(level, name, value)
