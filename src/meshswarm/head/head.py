@@ -140,7 +140,7 @@ def _needs(prepared: _Prepared, request: GenerationRequest) -> Needs:
         n_prompt=len(prepared.prompt),
         max_tokens=request.max_tokens,
         profile=request.profile,
-        temperature=request.sampling.tail_temperature,
+        temperature=0.0 if request.sampling.greedy else request.sampling.temperature,
         top_k=prepared.sampler.k_needed,
     )
 

@@ -70,7 +70,7 @@ class TopK:
     """The k largest logits of one row, descending (ties: the lower id first), and the mass of all others.
 
     `ids` int32 [k], `logits` float32 [k]. `tail_log_mass` is the log-sum-exp of logit / temperature over every id that
-    is not in `ids` (at temperature 1 where the job's is not above 0); -inf when there is none.
+    is not in `ids`; -inf when there is none. It is 0, and means nothing, where the job's temperature is 0.
     """
 
     ids: NDArray[np.int32]

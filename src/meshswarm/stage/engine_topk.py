@@ -25,11 +25,17 @@ class TopKReducer:
         self._scratch = np.empty(n_vocab, np.float32)
 
     def reduce(self, row: NDArray[np.float32], k: int, temperature: float) -> TopK:
-        """`row` float32 [n_vocab]; 1 <= k (cut to n_vocab). Raises EngineError when the row holds NaN or +inf."""
+        """`row` float32 [n_vocab]; 1 <= k (cut to n_vocab). Raises EngineError when the row holds NaN or +inf.
+
+        At temperature 0 nobody draws from the tail: its mass is not summed up, and given as 0.
+        """
         ids = _largest(row, min(k, row.size))
         logits = row[ids]
         largest = float(logits.max(initial=-math.inf))  # of none where NaN kept everything from comparing
-        tail_log_mass = self._tail_log_mass(row, ids, largest, temperature if temperature > 0 else 1.0)
+        if temperature > 0:
+            tail_log_mass = self._tail_log_mass(row, ids, largest, temperature)
+        else:
+            tail_log_mass = math.nan if math.isnan(float(row.max())) else 0.0
         if math.isnan(tail_log_mass) or not math.isfinite(largest):
             raise EngineError("the model computed logits that are not numbers")
         return TopK(ids, logits, tail_log_mass)

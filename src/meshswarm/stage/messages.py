@@ -143,7 +143,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Row:
     """Top-k of one row's logits: ids int32 and logits float32 as bytes, descending; the tail's log-mass at the
-    session's temperature (-inf when nothing is left out)."""
+    session's temperature (-inf when nothing is left out; meaningless at temperature 0)."""
 
     ids: bytes
     logits: bytes
