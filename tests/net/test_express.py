@@ -74,10 +74,7 @@ def test_pieces_of_any_size_arrive_with_their_end(pieces: list[tuple[int, bool]]
     sent = b"opening"
     for number, (size, pause) in enumerate(pieces):
         data, last = bytes([number]) * size, number == len(pieces) - 1
-        datagrams = client.send_at_once(0, data, last, wire.now) if at_once else []
-        if datagrams:
-            wire.carry(0, [datagram for datagram, _ in datagrams])
-        else:
+        if not (at_once and client.send_at_once(0, data, last, wire.now)):
             client.send_stream_data(0, data, last)
         sent += data
         if pause:
@@ -98,7 +95,8 @@ def test_a_small_piece_leaves_in_one_packet_with_nothing_else() -> None:
     client = cast(ExpressConnection, wire.client)
     client.send_stream_data(0, b"x")
     wire.rest(0.3)
-    ((datagram, address),) = client.send_at_once(0, b"y" * 100, False, wire.now)
+    assert client.send_at_once(0, b"y" * 100, False, wire.now)
+    ((datagram, address),) = client.datagrams_to_send(wire.now)
     assert len(datagram) < 140 and address == client._network_paths[0].addr
     assert client.datagrams_to_send(wire.now) == []
     wire.carry(0, [datagram])
@@ -109,21 +107,21 @@ def test_a_small_piece_leaves_in_one_packet_with_nothing_else() -> None:
 def test_the_short_way_is_closed_when_it_would_break_a_rule() -> None:
     wire = connected()
     client = cast(ExpressConnection, wire.client)
-    assert client.send_at_once(0, b"first", False, wire.now) == []  # the stream does not exist yet
+    assert not client.send_at_once(0, b"first", False, wire.now)  # the stream does not exist yet
     client.send_stream_data(0, b"x")
-    assert client.send_at_once(0, b"overtaking", False, wire.now) == []
+    assert not client.send_at_once(0, b"overtaking", False, wire.now)
     wire.rest(0.3)
-    assert client.send_at_once(0, bytes(1200), False, wire.now) == []  # more than one packet
+    assert not client.send_at_once(0, bytes(1200), False, wire.now)  # more than one packet
     window, client._remote_max_data = client._remote_max_data, client._remote_max_data_used + 4
-    assert client.send_at_once(0, b"12345", False, wire.now) == []  # above the peer's window
+    assert not client.send_at_once(0, b"12345", False, wire.now)  # above the peer's window
     client._remote_max_data = window
     flight, client.window.congestion_window = client.window.congestion_window, 40
-    assert client.send_at_once(0, b"12345", False, wire.now) == []  # above the congestion window
+    assert not client.send_at_once(0, b"12345", False, wire.now)  # above the congestion window
     client.window.congestion_window = flight
-    assert len(client.send_at_once(0, b"last", True, wire.now)) == 1
-    assert client.send_at_once(0, b"after the end", False, wire.now) == []
+    assert client.send_at_once(0, b"last", True, wire.now)
+    assert not client.send_at_once(0, b"after the end", False, wire.now)
     client.close()
-    assert client.send_at_once(0, b"after the close", False, wire.now) == []
+    assert not client.send_at_once(0, b"after the close", False, wire.now)
 
 
 def test_acknowledgements_and_other_duties_still_leave() -> None:
@@ -167,11 +165,29 @@ def test_keys_change_in_the_middle_of_a_conversation() -> None:
     assert cast(ExpressConnection, wire.client).express_received > 4
 
 
+def packet_with(wire: Wire, data: bytes) -> bytes:
+    """The packet in which the client sends `data` on stream 0."""
+    assert cast(ExpressConnection, wire.client).send_at_once(0, data, False, wire.now)
+    ((datagram, _),) = wire.client.datagrams_to_send(wire.now)
+    return datagram
+
+
+def test_each_packet_is_emitted_before_the_next_is_built() -> None:
+    wire = connected()
+    client = cast(ExpressConnection, wire.client)
+    emitted: list[tuple[int, int]] = []
+    client.emit = lambda datagram, _address: emitted.append((len(datagram), client._packet_number))
+    first = client._packet_number
+    client.send_stream_data(0, bytes(5000))
+    assert client.datagrams_to_send(wire.now) == []
+    assert [number for _, number in emitted] == [first, first + 1, first + 2, first + 3, first + 4]
+
+
 def test_the_same_packet_twice_is_one_packet() -> None:
     wire = connected()
     wire.client.send_stream_data(0, b"x")
     wire.rest(0.1)
-    ((datagram, _),) = cast(ExpressConnection, wire.client).send_at_once(0, b"y", False, wire.now)
+    datagram = packet_with(wire, b"y")
     for _ in range(3):
         wire.server.receive_datagram(datagram, CLIENT_ADDRESS, wire.now)
     wire.rest(0.1)
@@ -184,7 +200,7 @@ def test_a_changed_packet_is_no_packet(position: int, flip: int) -> None:
     wire = connected()
     wire.client.send_stream_data(0, b"x")
     wire.rest(0.1)
-    ((datagram, _),) = cast(ExpressConnection, wire.client).send_at_once(0, b"y" * 50, False, wire.now)
+    datagram = packet_with(wire, b"y" * 50)
     at = position % len(datagram)
     changed = datagram[:at] + bytes([datagram[at] ^ flip]) + datagram[at + 1 :]
     wire.server.receive_datagram(changed, CLIENT_ADDRESS, wire.now)

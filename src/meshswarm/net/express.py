@@ -6,11 +6,13 @@ directly, with aioquic's own keys, counters and loss recovery, so that both ways
 either end may be plain aioquic. The rule this file keeps: at the first sign of anything else it does nothing, and
 aioquic's own way is taken.
 
-The STREAM frame is the last in its packet and has no length field (RFC 9000, 19.8).
+The STREAM frame is the last in its packet and has no length field (RFC 9000, 19.8). Each packet leaves before the next
+is built and before the books are written, so a long message is on its way while the rest of it is still being cut.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from aioquic import tls
@@ -29,6 +31,7 @@ _NUMBER_BYTES = 2
 _OVERHEAD_BYTES = 1 + _NUMBER_BYTES + 1 + 8 + 8 + _TAG_BYTES  # beside data and connection id, at most
 _LONG_HEADER, _FIXED, _RESERVED, _KEY_PHASE = 0x80, 0x40, 0x18, 0x04
 _STREAM, _OFFSET, _LENGTH, _FIN = 0x08, 0x04, 0x02, 0x01
+_SAMPLE_IN_PAYLOAD = 4 - _NUMBER_BYTES
 _SAMPLE_AT = 1 + CID_BYTES + 4
 _SAMPLE_END = _SAMPLE_AT + 16
 
@@ -54,24 +57,29 @@ def varint(value: int) -> bytes:
 
 
 class ExpressConnection(PeerConnection):
-    """A `PeerConnection` with the short way. `express_sent` and `express_received` count the packets that went it."""
+    """A `PeerConnection` with the short way. `express_sent` and `express_received` count the packets that went it.
+
+    `emit(datagram, address)` is called with each of them; until somebody sets it, they wait for `datagrams_to_send`.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.emit: Callable[[bytes, Any], None] = lambda datagram, address: self._unsent.append((datagram, address))
+        self._unsent: Datagrams = []
         self.express_sent = 0
         self.express_received = 0
 
     # -- sending
 
-    def send_at_once(self, stream_id: int, data: bytes, end_stream: bool, now: float) -> Datagrams:
-        """Write a small piece to a stream and return the one packet that carries it.
+    def send_at_once(self, stream_id: int, data: bytes, end_stream: bool, now: float) -> bool:
+        """Write a small piece to a stream, and emit the one packet that carries it.
 
-        Empty, and nothing is written, when it does not fit one packet, when something else is to leave before it, or
+        False, and nothing is written, when it does not fit one packet, when something else is to leave before it, or
         when it may not leave now.
         """
         stream = self._streams.get(stream_id)
         if stream is None or not self._is_plain():
-            return []
+            return False
         sender, loss, size = stream.sender, self._loss, len(data)
         start = sender._buffer_stop
         stop = start + size
@@ -87,22 +95,23 @@ class ExpressConnection(PeerConnection):
             or self._remote_max_data_used + size > self._remote_max_data
             or self._pacer.next_send_time(now=now) is not None
         ):
-            return []
+            return False
+        self._send_packet(stream, start, data, end_stream, now)
         sender._buffer += data
         sender._buffer_stop = sender.highest_offset = stop
         if end_stream:
             sender._buffer_fin = stop
         self._remote_max_data_used += size
-        return [self._packet(stream, start, data, end_stream, now)]
+        return True
 
     def datagrams_to_send(self, now: float) -> Datagrams:
         """As aioquic's, but what streams have to say leaves first, and the rest only when there is any."""
         if not self._is_plain():
             return super().datagrams_to_send(now)
         busy = [stream for stream in self._streams_queue if _has_data(stream)]
-        datagrams = self._send_express(busy, now) if busy else []
-        if datagrams:
+        if busy and self._send_express(busy, now):
             self._probe_pending = False  # what was sent again is the best probe
+        datagrams, self._unsent = self._unsent, []
         if self.has_duties(now):
             datagrams += super().datagrams_to_send(now)
         else:
@@ -119,47 +128,45 @@ class ExpressConnection(PeerConnection):
             and not self._keys._update_key_requested
         )
 
-    def _send_express(self, busy: list[QuicStream], now: float) -> Datagrams:
+    def _send_express(self, busy: list[QuicStream], now: float) -> bool:
         """One packet of each stream in turn, until all is said, or the congestion window or the pacer says stop.
-        What is left over stays in `busy`, and whoever was served goes to the end of the queue for the next time."""
+
+        What is left over stays in `busy`, and whoever was served goes to the end of the queue for the next time.
+        """
         served: dict[QuicStream, None] = {}
-        datagrams = self._send_in_turn(busy, served, now)
+        while busy and self._send_round(busy, served, now):
+            pass
         if len(served) > 1 or (served and self._streams_queue[-1] not in served):
             self._streams_queue = [stream for stream in self._streams_queue if stream not in served] + list(served)
-        return datagrams
+        return bool(served)
 
-    def _send_in_turn(self, busy: list[QuicStream], served: dict[QuicStream, None], now: float) -> Datagrams:
+    def _send_round(self, busy: list[QuicStream], served: dict[QuicStream, None], now: float) -> bool:
+        """One packet of each; False when no more may leave now."""
         loss, pacer, overhead = self._loss, self._pacer, _OVERHEAD_BYTES + len(self._peer_cid.cid)
-        datagrams: Datagrams = []
-        while busy:
-            for stream in list(busy):
-                sender, before = stream.sender, stream.sender.highest_offset
-                waiting = len(sender._pending[0]) if len(sender._pending) else 0
-                room = min(self._max_datagram_size, waiting + overhead)
-                if loss.bytes_in_flight + room > loss.congestion_window or pacer.next_send_time(now=now) is not None:
-                    return datagrams  # also when a part would fit: small packets only add to what is in flight
-                allowed = before + self._remote_max_data - self._remote_max_data_used
-                frame = sender.get_frame(room - overhead, min(allowed, stream.max_stream_data_remote))
-                if frame is not None:
-                    served.pop(stream, None)
-                    served[stream] = None
-                    self._remote_max_data_used += sender.highest_offset - before
-                    datagrams.append(self._packet(stream, frame.offset, frame.data, frame.fin, now))
-                if frame is None or not _has_data(stream):
-                    busy.remove(stream)
-        return datagrams
+        for stream in list(busy):
+            sender, before = stream.sender, stream.sender.highest_offset
+            waiting = len(sender._pending[0]) if len(sender._pending) else 0
+            room = min(self._max_datagram_size, waiting + overhead)
+            if loss.bytes_in_flight + room > loss.congestion_window or pacer.next_send_time(now=now) is not None:
+                return False  # also when a part would fit: small packets only add to what is in flight
+            allowed = before + self._remote_max_data - self._remote_max_data_used
+            frame = sender.get_frame(room - overhead, min(allowed, stream.max_stream_data_remote))
+            if frame is not None:
+                self._remote_max_data_used += sender.highest_offset - before
+                self._send_packet(stream, frame.offset, frame.data, frame.fin, now)
+                served.pop(stream, None)
+                served[stream] = None
+            if frame is None or not _has_data(stream):
+                busy.remove(stream)
+        return True
 
-    def _packet(self, stream: QuicStream, offset: int, data: bytes, fin: bool, now: float) -> tuple[bytes, Any]:
-        """The packet with one STREAM frame, entered into aioquic's books."""
-        keys, path, number, cid = self._keys.send, self._network_paths[0], self._packet_number, self._peer_cid.cid
-        first_byte = _FIXED | self._spin_bit << 5 | keys.key_phase << 2 | _NUMBER_BYTES - 1
-        header = b"".join((bytes((first_byte,)), cid, (number & 0xFFFF).to_bytes(_NUMBER_BYTES, "big")))
-        stream_id = varint(cast(int, stream.stream_id))
-        if offset:
-            payload = b"".join((bytes((_STREAM | _OFFSET | fin,)), stream_id, varint(offset), data))
-        else:
-            payload = b"".join((bytes((_STREAM | fin,)), stream_id, data))
-        datagram = keys.encrypt_packet(header, payload, number)
+    def _send_packet(self, stream: QuicStream, offset: int, data: bytes, fin: bool, now: float) -> None:
+        """Emit the packet with one STREAM frame, and enter it into aioquic's books."""
+        path, number = self._network_paths[0], self._packet_number
+        frame_type, stream_id = _STREAM | (_OFFSET if offset else 0) | fin, varint(cast(int, stream.stream_id))
+        frame = b"".join((bytes((frame_type,)), stream_id, varint(offset) if offset else b"", data))
+        datagram = _seal(frame, self._keys.send, self._peer_cid.cid, number, self._spin_bit)
+        self.emit(datagram, path.addr)
         self._packet_number = number + 1
         self._loss.on_packet_sent(
             packet=QuicSentPacket(
@@ -181,7 +188,6 @@ class ExpressConnection(PeerConnection):
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = True
         self.express_sent += 1
-        return datagram, path.addr
 
     # -- receiving
 
@@ -288,6 +294,19 @@ def _pull(data: bytes, at: int) -> tuple[int, int]:
     length = 1 << (data[at] >> 6)
     value = int.from_bytes(data[at : at + length], "big")
     return value & (1 << (8 * length - 2)) - 1, at + length
+
+
+def _seal(payload: bytes, keys: CryptoContext, connection_id: bytes, number: int, spin_bit: bool) -> bytes:
+    """A protected 1-RTT packet (RFC 9001, 5.3 and 5.4)."""
+    assert keys.aead is not None and keys.hp is not None
+    first = _FIXED | spin_bit << 5 | keys.key_phase << 2 | _NUMBER_BYTES - 1
+    truncated = number & 0xFFFF
+    header = b"".join((bytes((first,)), connection_id, truncated.to_bytes(_NUMBER_BYTES, "big")))
+    sealed = keys.aead.encrypt(payload, header, number)
+    mask = keys.hp._mask(sealed[_SAMPLE_IN_PAYLOAD : _SAMPLE_IN_PAYLOAD + 16])
+    first ^= mask[0] & 0x1F
+    truncated ^= mask[1] << 8 | mask[2]
+    return b"".join((bytes((first,)), connection_id, truncated.to_bytes(_NUMBER_BYTES, "big"), sealed))
 
 
 def _open(data: bytes, keys: CryptoContext, space: QuicPacketSpace) -> tuple[int, bytes] | None:

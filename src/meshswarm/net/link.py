@@ -91,6 +91,7 @@ class Link(Connection):
         """The endpoint is handing in datagrams and calls `end_turn` afterwards."""
         self._owner = owner
         self._quic = quic
+        quic.emit = self._emit
         self._who = f"a client at {address}" if server is None else f"peer {server.short} at {address}"
         if server is not None:
             self.peer_id = server
@@ -225,11 +226,9 @@ class Link(Connection):
         """The short way for the first piece of a turn; what it leaves undone follows at the turn's end."""
         if self._is_dirty or self._is_turn_used:
             return False
-        datagrams = self._quic.send_at_once(stream_id, data, finish, monotonic())
-        if not datagrams:
+        if not self._quic.send_at_once(stream_id, data, finish, monotonic()):
             return False
         self._use_turn()
-        self._send(datagrams)
         return True
 
     def _flush(self) -> None:
@@ -251,6 +250,9 @@ class Link(Connection):
         """The loop's turn is over, or the batch of datagrams: whatever waits leaves."""
         self._is_turn_used = self.is_deferred = False
         self.transmit(monotonic())
+
+    def _emit(self, datagram: bytes, sockaddr: Any) -> None:
+        self._send([(datagram, sockaddr)])
 
     def _send(self, datagrams: Datagrams) -> None:
         if not self._owner.send(self, datagrams) and self._upkeep is not None:
