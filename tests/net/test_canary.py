@@ -17,7 +17,6 @@ from meshswarm.identity import Identity
 from meshswarm.net import quic
 from meshswarm.net.certificate import certificate_key
 from meshswarm.net.congestion import BurstPacer, WindowControl
-from meshswarm.net.pathmtu import LOOPBACK_BYTES
 
 ALICE = Identity.from_seed(b"a" * 32)
 BOB = Identity.from_seed(b"b" * 32)
@@ -93,10 +92,10 @@ def test_our_congestion_window_and_pacer_are_the_ones_in_use() -> None:
         assert side._loss._pacer.packet_time is not None
 
 
-def test_the_loopback_datagram_size_is_the_most_that_a_14_bit_stream_length_allows() -> None:
+def test_aioquics_own_datagrams_stay_within_what_a_14_bit_stream_length_allows() -> None:
     """aioquic would write a wrong length without a word: the largest datagram must stay just below that."""
     header, tag, smallest_frame_header = 3 + quic.CID_BYTES, 16, 4
-    assert LOOPBACK_BYTES - header - tag - smallest_frame_header < 2**14
+    assert quic.AIOQUIC_MAX_DATAGRAM_BYTES - header - tag - smallest_frame_header < 2**14
 
 
 def test_aioquic_still_widens_its_windows_by_itself_so_ours_is_still_needed() -> None:

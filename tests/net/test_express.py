@@ -35,7 +35,7 @@ def connected(client: type = ExpressConnection, server: type = ExpressConnection
 
 
 @pytest.mark.parametrize(("client", "server"), KINDS)
-@pytest.mark.parametrize("size", [1200, 1440, 16384])
+@pytest.mark.parametrize("size", [1200, 1440, 16384, 61440])
 def test_both_ends_understand_each_other_over_a_lossy_path(client: type, server: type, size: int) -> None:
     rng = random.Random(size)
     wire = connected(client, server, delay_s=0.003)

@@ -434,7 +434,7 @@ async def test_datagrams_grow_to_what_loopback_carries_on_both_sides(bind: Bind,
     await alice.dial(bob.peer_id, [bob.address])
     await eventually(lambda: bob.connections)
     links = [*alice._roster.preferred(), *bob._roster.preferred()]
-    await eventually(lambda: all(link.datagram_bytes == LOOPBACK_BYTES for link in links))
+    await eventually(lambda: all(link.datagram_bytes == LOOPBACK_BYTES[-1] for link in links))
 
 
 async def test_a_machine_that_refuses_large_datagrams_is_believed(bind: Bind, bob: Endpoint) -> None:
@@ -465,7 +465,7 @@ async def test_eight_megabytes_in_one_frame_right_after_a_dial(bind: Bind, bob: 
     assert await stream.receive(timeout_s=60) == frame
     await eventually(lambda: stream.unacked_bytes == 0)
     (link,) = alice._roster.preferred()
-    assert link.datagram_bytes == LOOPBACK_BYTES
+    assert link.datagram_bytes == LOOPBACK_BYTES[-1]
 
 
 async def test_frames_sent_in_one_turn_leave_together_and_the_first_at_once(bind: Bind, bob: Endpoint) -> None:

@@ -71,7 +71,7 @@ def test_on_a_lan_the_largest_size_that_arrives_is_used() -> None:
 def test_on_loopback_nothing_is_paced_and_the_window_fits_the_receivers_buffer() -> None:
     side = Side("127.0.0.1")
     side.rest(1.0)
-    assert side.wire.client.datagram_bytes == 16_384
+    assert side.wire.client.datagram_bytes == 16_384  # four of the next size would not fit the window
     assert side.wire.client.window.congestion_window == side.wire.client.window.max_window_bytes == 200_000
     assert side.wire.client._pacer.is_unpaced
 

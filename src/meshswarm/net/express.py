@@ -89,7 +89,7 @@ class ExpressConnection(PeerConnection):
             or stream.is_blocked
             or sender._reset_error_code is not None
             or sender._buffer_fin is not None
-            or largest > self._max_datagram_size
+            or largest > self._datagram_bytes
             or loss.bytes_in_flight + largest > loss.congestion_window
             or stop > stream.max_stream_data_remote
             or self._remote_max_data_used + size > self._remote_max_data
@@ -146,7 +146,7 @@ class ExpressConnection(PeerConnection):
         for stream in list(busy):
             sender, before = stream.sender, stream.sender.highest_offset
             waiting = len(sender._pending[0]) if len(sender._pending) else 0
-            room = min(self._max_datagram_size, waiting + overhead)
+            room = min(self._datagram_bytes, waiting + overhead)
             if loss.bytes_in_flight + room > loss.congestion_window or pacer.next_send_time(now=now) is not None:
                 return False  # also when a part would fit: small packets only add to what is in flight
             allowed = before + self._remote_max_data - self._remote_max_data_used

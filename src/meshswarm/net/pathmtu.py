@@ -13,7 +13,7 @@ import ipaddress
 from meshswarm.net.congestion import BASE_DATAGRAM_BYTES, ETHERNET_BYTES
 
 JUMBO_BYTES = 8900  # 9000 less headers; also below macOS's default limit of 9216 for a UDP datagram
-LOOPBACK_BYTES = 16384  # aioquic writes the length of a STREAM frame in 14 bits: larger datagrams would corrupt it
+LOOPBACK_BYTES = (16384, 61440)  # the first is also macOS's loopback MTU, the second fits Linux's 65536 with headers
 BLACK_HOLE_LOSSES = 4
 _RETRY_AFTER_S = (1.0, 5.0)
 _COOL_DOWN_S = 60.0
@@ -26,7 +26,7 @@ def rungs_for(host: str) -> tuple[int, ...]:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     if address.is_loopback:
-        return (ETHERNET_BYTES, JUMBO_BYTES, LOOPBACK_BYTES)
+        return (ETHERNET_BYTES, JUMBO_BYTES, *LOOPBACK_BYTES)
     if address.is_private or address.is_link_local:
         return (ETHERNET_BYTES, JUMBO_BYTES)
     return (ETHERNET_BYTES,)

@@ -42,8 +42,10 @@ CID_BYTES = 8
 STREAM_WINDOW_BYTES = 16 * 1024 * 1024
 CONNECTION_WINDOW_BYTES = 24 * 1024 * 1024
 STRANGER_WINDOW_BYTES = 64 * 1024  # before HELLO is over
+AIOQUIC_MAX_DATAGRAM_BYTES = 16384  # it writes the length of a STREAM frame in 14 bits: more would corrupt it silently
 MAX_STREAMS = 128  # aioquic's own limit of streams that a peer may have open at once
 ACK_EVERY_PACKETS = 4
+ACK_EVERY_BYTES = 64 * 1024
 ACK_DELAY_S = 0.002  # an ACK costs its receiver as much as a small message: it leaves while a span computes
 PEER_ACK_DELAY_S = 0.008  # waited for before a lone packet is sent again; aioquic announces 25 ms and never uses them
 IDLE_TIMEOUT_S = 60.0  # a backstop: liveness decides long before
@@ -148,7 +150,8 @@ class PeerConnection(QuicConnection):
         )
         self._window_bytes = STRANGER_WINDOW_BYTES
         self._delivered_bytes = 0
-        self._packets_to_ack = 0
+        self._packets_to_ack = self._bytes_to_ack = 0
+        self._datagram_bytes = BASE_DATAGRAM_BYTES
         self._space: QuicPacketSpace | None = None  # of 1-RTT packets, and their keys: both looked up for every packet
         self._keys = CryptoPair()
         self._ack_delay = ACK_DELAY_S
@@ -267,11 +270,13 @@ class PeerConnection(QuicConnection):
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         space = self._space
         if space is None or space.ack_at is None:
-            self._packets_to_ack = 0
+            self._packets_to_ack = self._bytes_to_ack = 0
         self._receive(data, addr, now)
         if space is not None and space.ack_at is not None:
             self._packets_to_ack += 1
-            if self._packets_to_ack >= ACK_EVERY_PACKETS or len(space.ack_queue) > 1:
+            self._bytes_to_ack += len(data)
+            many = self._packets_to_ack >= ACK_EVERY_PACKETS or self._bytes_to_ack >= ACK_EVERY_BYTES
+            if many or len(space.ack_queue) > 1:
                 space.ack_at = now - 1e-9  # aioquic paces packets whose ACK is due at this very instant
 
     def _receive(self, data: bytes, addr: Any, now: float) -> None:
@@ -298,26 +303,30 @@ class PeerConnection(QuicConnection):
 
     @property
     def datagram_bytes(self) -> int:
-        """The size of datagrams that this side sends now."""
-        return self._max_datagram_size
+        """The size of datagrams that the path was seen to carry; `express` uses it all, aioquic up to its own limit."""
+        return self._datagram_bytes
 
     def widen(self, datagram_bytes: int, *, window_bytes: int) -> None:
-        """The path was seen to carry `datagram_bytes` (see pathmtu for what is allowed)."""
-        self._max_datagram_size = datagram_bytes
+        """The path was seen to carry `datagram_bytes`."""
+        self._set_size(datagram_bytes)
         self.window.widen(datagram_bytes, window_bytes, MAX_WINDOW_BYTES)
         self._pacer.widen(datagram_bytes, unpaced=False)
 
     def widen_to_loopback(self, datagram_bytes: int, *, window_bytes: int) -> None:
         """Both ends are on this machine: no pacing, and never more in flight than the receiving socket can buffer."""
-        self._max_datagram_size = datagram_bytes
+        self._set_size(datagram_bytes)
         self.window.widen(datagram_bytes, window_bytes, window_bytes)
         self._pacer.widen(datagram_bytes, unpaced=True)
 
     def narrow(self) -> None:
         """The path does not carry more than the minimum any longer."""
-        self._max_datagram_size = BASE_DATAGRAM_BYTES
+        self._set_size(BASE_DATAGRAM_BYTES)
         self.window.narrow()
         self._pacer.widen(BASE_DATAGRAM_BYTES, unpaced=False)
+
+    def _set_size(self, datagram_bytes: int) -> None:
+        self._datagram_bytes = datagram_bytes
+        self._max_datagram_size = min(datagram_bytes, AIOQUIC_MAX_DATAGRAM_BYTES)
 
     def path_probe(self, size: int, now: float, on_result: Callable[[bool], None]) -> list[tuple[bytes, Any]]:
         """A datagram of exactly `size` bytes (PING and PADDING); `on_result(arrived)` is called once, some time later.

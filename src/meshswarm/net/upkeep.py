@@ -38,7 +38,7 @@ class Upkeep:
     ) -> None:
         self.rtt = RttEstimate()
         self.liveness = Liveness(now)
-        self.mtu = PathMtu(rungs_for(host), now)
+        self.mtu = PathMtu(tuple(rung for rung in rungs_for(host) if 4 * rung <= loopback_window_bytes), now)
         self._quic = quic
         self._say = say
         self._probe = probe
@@ -112,7 +112,7 @@ class Upkeep:
         if not arrived:
             self.mtu.missed(size, now)
         elif self.mtu.arrived(size):
-            if size == LOOPBACK_BYTES:
+            if size in LOOPBACK_BYTES:
                 self._quic.widen_to_loopback(size, window_bytes=self._loopback_window_bytes)
             else:
                 window_bytes = min(INITIAL_WINDOW_DATAGRAMS * size, _MAX_FIRST_WINDOW_BYTES)
