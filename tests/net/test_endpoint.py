@@ -231,6 +231,23 @@ async def test_closing_tells_the_other_side_at_once(bind: Bind) -> None:
     assert connection.closed and alice.connection(bob.peer_id) is None and alice.connections == []
 
 
+@pytest.mark.parametrize("how", ["connection", "endpoint"])
+async def test_what_was_sent_just_before_closing_still_arrives(bind: Bind, how: str) -> None:
+    alice, bob = await bind(), await bind()
+    served: list[Collector] = []
+    bob.handle_stream("note", lambda stream: served.append(Collector(stream)), max_frame_bytes=10_000)
+    connection = await alice.dial(bob.peer_id, [bob.address])
+    stream = connection.open_stream("note", max_frame_bytes=10)
+    for number in range(3):
+        stream.send(bytes([number]) * 1000)
+    if how == "connection":
+        connection.close()
+    else:
+        await alice.close()
+    await eventually(lambda: served and served[0].ends)
+    assert [len(frame) for frame in served[0].frames] == [1000] * 3
+
+
 async def test_a_peer_that_started_again_replaces_its_old_connections_at_once(bind: Bind) -> None:
     """Killed without a word and back under the same key: what depended on the old connection hears of it."""
     alice, key = await bind(), Identity.generate()

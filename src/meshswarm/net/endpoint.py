@@ -165,6 +165,7 @@ class Endpoint:
         for dial in list(self._dials.values()):
             dial.cancel(error)
         for link in set(self._links.values()):
+            link.end_turn()  # what was sent before this call goes out before the close
             link.end(CloseCode.SHUTDOWN, error)
         self._loopback.close("shutting down")
         self._roster.close()

@@ -165,6 +165,7 @@ class Link(Connection):
     def close(self, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
         error = PeerUnreachableError(f"the connection to {self._who} was closed here{because}", peer=self._peer_text)
+        self.end_turn()  # what was sent before this call goes out before the close
         self.end(CloseCode.DONE, error)
 
     @property
@@ -284,14 +285,9 @@ class Link(Connection):
         if self._upkeep is None:
             self._act(self._greeting.expire(now), now)
         elif self._upkeep.check(now) is Verdict.LOST:
-            liveness = self._upkeep.liveness
-            why = (
-                "is gone: nothing listens there"
-                if liveness.is_suspect
-                else f"was silent for {liveness.pace.lost_s:g} s"
-            )
-            error = PeerUnreachableError(f"{self._who} {why}", peer=self._peer_text)
-            self.end(CloseCode.DONE, error)
+            silent, gone = f"was silent for {self._upkeep.liveness.pace.lost_s:g} s", "is gone: nothing listens there"
+            why = gone if self._upkeep.liveness.is_suspect else silent
+            self.end(CloseCode.DONE, PeerUnreachableError(f"{self._who} {why}", peer=self._peer_text))
         elif not self._lanes and self._upkeep.is_idle(now):
             self.end(CloseCode.IDLE, PeerUnreachableError(f"nobody used {self._who}", peer=self._peer_text))
         self.transmit(now)
