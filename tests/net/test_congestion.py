@@ -16,9 +16,9 @@ from meshswarm.net.congestion import (
 )
 
 
-def packet(size: int, sent_at: float = 1.0) -> QuicSentPacket:
+def packet(size: int, sent_at: float = 1.0, number: int = 0) -> QuicSentPacket:
     return QuicSentPacket(
-        epoch=Epoch.ONE_RTT, in_flight=True, is_ack_eliciting=True, is_crypto_packet=False, packet_number=0,
+        epoch=Epoch.ONE_RTT, in_flight=True, is_ack_eliciting=True, is_crypto_packet=False, packet_number=number,
         packet_type=QuicPacketType.ONE_RTT, sent_time=sent_at, sent_bytes=size,
     )  # fmt: skip
 
@@ -54,17 +54,24 @@ def test_it_never_grows_above_its_limit() -> None:
     assert window.congestion_window == MAX_WINDOW_BYTES
 
 
-def test_a_lost_probe_is_not_congestion_and_a_lost_packet_is() -> None:
+def test_a_probe_holds_nothing_up_and_its_loss_is_not_congestion() -> None:
     window = WindowControl(max_datagram_size=1200)
     start = window.congestion_window
-    probe, ordinary = packet(8900), packet(1200)
-    for each in (probe, ordinary):
-        window.on_packet_sent(packet=each)
-    window.on_packets_lost(now=1.2, packets=iter([probe]))
+    ordinary, probes = packet(1200), [packet(61_440, number=number) for number in (1, 2, 3)]
+    window.on_packet_sent(packet=ordinary)
+    window.is_probing = True
+    for probe in probes:
+        window.on_packet_sent(packet=probe)
+    window.is_probing = False
+    assert window.bytes_in_flight == 1200
+    window.widen(1440, 0, MAX_WINDOW_BYTES)  # what is a probe stays one, whatever the size has become
+    window.on_packet_acked(now=1.1, packet=probes[0])
+    window.on_packets_expired(packets=iter(probes[1:2]))
+    window.on_packets_lost(now=1.2, packets=iter(probes[2:]))
     assert window.congestion_window == start and window.bytes_in_flight == 1200
     assert window.large_losses_in_a_row == 0
     window.on_packets_lost(now=1.2, packets=iter([ordinary]))
-    assert window.congestion_window == max(int(0.7 * start), FLOOR_DATAGRAMS * 1200)
+    assert window.congestion_window == max(int(0.7 * start), FLOOR_DATAGRAMS * 1440)
     assert window.bytes_in_flight == 0
 
 

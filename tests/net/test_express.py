@@ -242,7 +242,10 @@ STREAM_FRAME = st.builds(
 )  # fmt: skip
 
 
-@given(st.one_of(STREAM_FRAME, st.lists(STREAM_FRAME, max_size=3).map(b"".join), st.binary(max_size=30)))
+PINGS = st.lists(st.sampled_from([b"\0", b"\1", b"\1" + bytes(50), b"\2"]), max_size=5).map(b"".join)
+
+
+@given(st.one_of(STREAM_FRAME, st.lists(STREAM_FRAME, max_size=3).map(b"".join), PINGS, st.binary(max_size=30)))
 @settings(max_examples=150, deadline=None)
 def test_any_payload_means_the_same_on_both_ways(payload: bytes) -> None:
     payload = payload.ljust(4, b"\0")  # shorter ones cannot be protected

@@ -468,6 +468,23 @@ async def test_eight_megabytes_in_one_frame_right_after_a_dial(bind: Bind, bob: 
     assert link.datagram_bytes == LOOPBACK_BYTES[-1]
 
 
+async def test_the_first_message_does_not_wait_for_path_probes(bind: Bind, bob: Endpoint) -> None:
+    """The probes of a fresh connection together are larger than its window."""
+    alice = await bind()
+    connection = await alice.dial(bob.peer_id, [bob.address])
+    (link,) = alice._roster.preferred()
+    await asyncio.sleep(0)
+    link._on_timer()  # the probes leave, and are not answered before this turn of the loop ends
+    assert link._quic.window.bytes_in_flight < 2000
+    stream = connection.open_stream("echo", max_frame_bytes=LIMIT)
+    sent: list[int] = []
+    send = alice._udp.send
+    alice._udp.send = lambda data, sockaddr: (sent.append(len(data)), send(data, sockaddr))[1]  # type: ignore[method-assign]
+    stream.send(bytes(20_000))
+    link.end_turn()
+    assert sum(sent) > 20_000
+
+
 async def test_frames_sent_in_one_turn_leave_together_and_the_first_at_once(bind: Bind, bob: Endpoint) -> None:
     alice = await bind()
     connection = await alice.dial(bob.peer_id, [bob.address])

@@ -5,8 +5,7 @@ packet of a small message. Here the first window is 32 datagrams (what Chromium'
 float32 row at width 6144 in one flight, and a burst of that size goes out at once (RFC 9002, 7.7 allows bursts up to
 the initial window). Losses shrink the window by CUBIC's factor and never below one such row, since a smaller window
 would add a flight to every token; what is in flight, and so what queues on a slow path, stays bounded all the same. On
-loopback nothing is spaced out, and the window stays below what the receiver's socket buffers. Packets larger than the
-current datagram size are path probes; losing one says nothing about congestion.
+loopback nothing is spaced out, and the window stays below what the receiver's socket buffers.
 """
 
 from __future__ import annotations
@@ -38,6 +37,9 @@ class WindowControl(RenoCongestionControl):
         self.congestion_window = INITIAL_WINDOW_DATAGRAMS * max_datagram_size
         self.max_window_bytes = MAX_WINDOW_BYTES
         self.large_losses_in_a_row = 0
+        self.is_probing = False
+        """What is sent while this is set are path probes: they hold no data up, and their loss is no congestion."""
+        self._probes: set[int] = set()  # packet numbers
 
     def widen(self, datagram_bytes: int, window_bytes: int, max_window_bytes: int) -> None:
         """The path carries `datagram_bytes` a datagram; go on from `window_bytes` unless more was reached."""
@@ -50,7 +52,16 @@ class WindowControl(RenoCongestionControl):
         """Back to the datagram size that every path carries."""
         self.widen(BASE_DATAGRAM_BYTES, 0, MAX_WINDOW_BYTES)
 
+    def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
+        if self.is_probing:
+            self._probes.add(packet.packet_number)
+        else:
+            super().on_packet_sent(packet=packet)
+
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        if packet.packet_number in self._probes:
+            self._probes.discard(packet.packet_number)
+            return
         if 2 * self.bytes_in_flight >= self.congestion_window:
             super().on_packet_acked(now=now, packet=packet)
             self.congestion_window = min(self.congestion_window, self.max_window_bytes)
@@ -60,20 +71,23 @@ class WindowControl(RenoCongestionControl):
             self.large_losses_in_a_row = 0
 
     def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
-        packets = list(packets)
-        self._count_large(packets)
-        super().on_packets_expired(packets=packets)
+        super().on_packets_expired(packets=self._without_probes(packets))
 
     def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
-        packets = list(packets)
-        self._count_large(packets)
-        probes = [packet for packet in packets if packet.sent_bytes > self._max_datagram_size]
-        super().on_packets_expired(packets=probes)
-        ordinary = [packet for packet in packets if packet.sent_bytes <= self._max_datagram_size]
-        super().on_packets_expired(packets=ordinary)
-        if ordinary and cast(float, ordinary[-1].sent_time) > self._congestion_recovery_start_time:
+        lost = self._without_probes(packets)
+        super().on_packets_expired(packets=lost)
+        if lost and cast(float, lost[-1].sent_time) > self._congestion_recovery_start_time:
             self._congestion_recovery_start_time = now
             self.congestion_window = self.ssthresh = max(int(_REDUCTION * self.congestion_window), self._floor_bytes)
+
+    def _without_probes(self, packets: Iterable[QuicSentPacket]) -> list[QuicSentPacket]:
+        """The packets that matter among those that did not arrive; large ones are counted."""
+        packets = list(packets)
+        ordinary = [packet for packet in packets if packet.packet_number not in self._probes]
+        self._probes.difference_update(packet.packet_number for packet in packets)
+        largest = self._max_datagram_size  # what was sent before it shrank is no news
+        self.large_losses_in_a_row += sum(BASE_DATAGRAM_BYTES < packet.sent_bytes <= largest for packet in ordinary)
+        return ordinary
 
     def on_persistent_congestion(self) -> None:
         self.congestion_window = self._floor_bytes
@@ -82,11 +96,6 @@ class WindowControl(RenoCongestionControl):
     @property
     def _floor_bytes(self) -> int:
         return min(FLOOR_DATAGRAMS * self._max_datagram_size, FLOOR_DATAGRAMS * ETHERNET_BYTES)
-
-    def _count_large(self, packets: list[QuicSentPacket]) -> None:
-        self.large_losses_in_a_row += sum(
-            BASE_DATAGRAM_BYTES < packet.sent_bytes <= self._max_datagram_size for packet in packets
-        )
 
 
 class BurstPacer(QuicPacketPacer):

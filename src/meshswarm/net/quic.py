@@ -349,9 +349,13 @@ class PeerConnection(QuicConnection):
             QuicFrameType.PING, handler=lambda delivery: on_result(delivery is QuicDeliveryState.ACKED)
         )
         buffer.push_bytes(bytes(builder.remaining_buffer_space))
-        return self._flush_builder(
-            builder=builder, network_path=self._network_paths[0], peer_cid=self._peer_cid.cid, now=now
-        )
+        self.window.is_probing = True
+        try:
+            return self._flush_builder(
+                builder=builder, network_path=self._network_paths[0], peer_cid=self._peer_cid.cid, now=now
+            )
+        finally:
+            self.window.is_probing = False
 
 
 def _has_duties(stream: QuicStream) -> bool:
