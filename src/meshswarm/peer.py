@@ -90,6 +90,7 @@ class Peer:
         self._coverage: CoverageRecord | None = None
         self._engine: SpanEngine | None = None
         self._announcing: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
         self._stopping.set()
@@ -186,23 +187,23 @@ class Peer:
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
         head = Head(routes, directory, tasks)
-        background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
+        self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         try:
             await self._stopping.wait()
         finally:
             await self._leave(sent)
-            for task in background:
+            for task in self._background:
                 task.cancel()
 
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
-        """From a bound socket to "ready", and what goes on from there. A signal may cancel it anywhere."""
+        """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
         await self.api.start(head, views={"/meshswarm/status": self._status, "/meshswarm/peers": self._peers})
         self._report({"event": "started", **self._reach()})
         await self._join()
         if self.settings.model is not None:
             await self._serve(self.settings.model, directory)
+        self._background.append(self._tasks.create_task(self._survey()))
         self._report({"event": "ready", **self._reach(), **self._serving()})
-        await self._survey()
 
     async def _leave(self, sent: SentRows) -> None:
         """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
