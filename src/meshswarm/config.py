@@ -36,6 +36,10 @@ class Address:
             raise ValueError(f"{self.port} is not a port number")
         if not self.host or len(self.host) > 253 or re.search(r"[\s@/\[\]]", self.host):
             raise ValueError(f"{self.host[:80]!r} is not a host")
+        try:
+            self.host.encode("idna")  # as every resolver will: "a..b" and labels over 63 characters are no names
+        except UnicodeError:
+            raise ValueError(f"{self.host[:80]!r} is not a host") from None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
