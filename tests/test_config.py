@@ -18,7 +18,10 @@ def test_addresses_survive_the_trip(host: str, port: int) -> None:
     assert Address.parse(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "::1:80", "host:65536", "host:-1", "a b:80", "[::1]", "a..b:80", "x" * 64 + ":80"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host:", ":80", "::1:80", "host:65536", "host:-1", "a b:80", "[::1]", "a..b:80", "x" * 64 + ":80"],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         Address.parse(text)

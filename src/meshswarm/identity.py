@@ -129,9 +129,7 @@ class Identity:
 
 def _write_private(path: Path, key: Ed25519PrivateKey) -> None:
     """Write the key completely or not at all: a crash half-way never leaves half a key under the real name."""
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -117,9 +117,7 @@ def test_summaries_add_up_what_both_signed_and_count_the_rest(path: Path) -> Non
     store.add(answered(claim(2, Counters(huge, 3)), Counters(5, 3)), 0)
     store.add(Receipt(claim(3, Counters(1000))), 0)
     assert store.summaries() == [
-        PairSummary(
-            PROVIDER.peer_id, CONSUMER.peer_id, 1, 1, 1, Counters(2 * huge, 5), Counters(huge + 5, 5)
-        )
+        PairSummary(PROVIDER.peer_id, CONSUMER.peer_id, 1, 1, 1, Counters(2 * huge, 5), Counters(huge + 5, 5))
     ]
     store.close()
 

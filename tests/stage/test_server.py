@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from meshswarm.stage.messages import (
     SESSION_STREAM,
     Cancel,
     Close,
+    Counters,
     Dtype,
     Failed,
     Flag,
@@ -76,6 +77,19 @@ class Stage:
     model_id: bytes
     receipts: ReceiptStore
     endpoints: dict[Identity, Endpoint]
+    head_books: Bookkeeper
+
+    def countersign(self, claim: bytes, opening: Open, counters: Counters) -> bytes | None:
+        """The head's answer to a claim about the session of `opening`."""
+        engagement = self.head_books.engagement(
+            opening.session, opening.model_id, opening.span, self.engine.numclass, PROVIDER.peer_id, HEAD.peer_id
+        )
+        return self.head_books.countersign(claim, engagement, counters)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     def opening(self) -> Open:
         return Open(
@@ -129,6 +143,7 @@ async def staged(sliced: tuple[Path, bytes], ledger: Path) -> AsyncIterator[Stag
     engine.start(asyncio.get_running_loop())
     receipts = ReceiptStore(ledger)
     writer = ReceiptWriter(receipts, lambda error: pytest.fail(str(error)))
+    head_writer = ReceiptWriter(ReceiptStore(ledger.with_suffix(".head")), lambda error: pytest.fail(str(error)))
     loopback = Address("127.0.0.1", 0)
     endpoints = {
         identity: await Endpoint.bind(identity, loopback, swarm=swarm)
@@ -139,12 +154,14 @@ async def staged(sliced: tuple[Path, bytes], ledger: Path) -> AsyncIterator[Stag
         server = SpanServer(endpoints[PROVIDER], tasks, Bookkeeper(PROVIDER, writer, swarm.swarm_id), sent)
         server.serve(Served(model_id, 30, SPAN, bytes(32), engine, N_CTX, window=256))
         try:
-            yield Stage(server, engine, model_id, receipts, endpoints)
+            head_books = Bookkeeper(HEAD, head_writer, swarm.swarm_id)
+            yield Stage(server, engine, model_id, receipts, endpoints, head_books)
         finally:
             for endpoint in endpoints.values():
                 await endpoint.close()
             await engine.stop()
             writer.close()
+            head_writer.close()
 
 
 @pytest.fixture
@@ -169,23 +186,39 @@ async def test_a_session_from_open_to_a_receipt_signed_by_both(stage: Stage) -> 
     ids = np.frombuffer(second.rows[0].ids, "<i4")
     assert len(logits) == stage.engine.n_vocab
     assert np.array_equal(logits[ids], np.frombuffer(second.rows[0].logits, "<f4"))
+    counted = stage.server.sessions[HEAD.peer_id, opening.session].core.counters
+    claim = await offered(session)
+    acknowledgement = stage.countersign(claim, opening, counted)
+    assert acknowledgement is not None
+    session.send(encode(ReceiptAck(acknowledgement)))
+    await stage.until(lambda: not stage.server.sessions)
+    await stage.until(lambda: [kept.outcome for kept in stage.receipts.newest()] == [Outcome.AGREED])
+    assert (counted.prefill_rows, counted.decode_rows) == (5, 1)
+    assert stage.engine.n_free_slots == 2
+
+
+async def offered(session: Stream) -> bytes:
+    """The span's claim after a CLOSE."""
     session.send(encode(Close()))
     offer = await reply(session)
     assert isinstance(offer, ReceiptOffer)
-    bookkeeper = Bookkeeper(HEAD, stage.server.bookkeeper._writer, Swarm("other").swarm_id)  # type: ignore[attr-defined]
-    assert bookkeeper.countersign(
-        offer.receipt,
-        bookkeeper.engagement(opening.session, opening.model_id, SPAN, "?", PROVIDER.peer_id, HEAD.peer_id),
-        stage.server.sessions[HEAD.peer_id, opening.session].core.counters,
-    ) is None, "a claim about another swarm is not worth a signature"
+    return offer.receipt
+
+
+async def test_a_claim_about_another_session_is_not_worth_a_signature(stage: Stage) -> None:
+    opening = stage.opening()
+    claim = await offered(await stage.open(opening))
+    counters = stage.server.sessions[HEAD.peer_id, opening.session].core.counters
+    assert stage.countersign(claim, stage.opening(), counters) is None
+    assert stage.countersign(claim, opening, counters) is not None
+
+
+async def test_an_acknowledgement_that_is_none_leaves_the_receipt_half_signed(stage: Stage) -> None:
+    session = await stage.open(stage.opening())
+    await offered(session)
     session.send(encode(ReceiptAck(b"nonsense")))
     assert isinstance(await reply(session), Failed)
-    await asyncio.sleep(0.1)
-    (receipt,) = stage.receipts.newest()
-    assert receipt.outcome is Outcome.HALF_SIGNED
-    assert receipt.claim.counters.prefill_rows == 5
-    assert receipt.claim.counters.decode_rows == 1
-    assert stage.engine.n_free_slots == 2
+    await stage.until(lambda: [kept.outcome for kept in stage.receipts.newest()] == [Outcome.HALF_SIGNED])
 
 
 async def honest_rows(stage: Stage) -> list[bytes]:

@@ -76,9 +76,7 @@ class Routes:
         own = [record for record in self._own_records() if record.model_id == card.model_id]
         return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
 
-    async def open(
-        self, needs: Needs, records: Sequence[CoverageRecord]
-    ) -> tuple[RouteSession, tuple[Opened, ...]]:
+    async def open(self, needs: Needs, records: Sequence[CoverageRecord]) -> tuple[RouteSession, tuple[Opened, ...]]:
         """The cheapest route that opens. Raises what the last attempt failed with, or NoRouteError."""
         avoid = self._dht.unreachable() - {self._endpoint.peer_id}
         failure: MeshswarmError | None = None

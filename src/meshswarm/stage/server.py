@@ -86,9 +86,7 @@ class SpanServer:
     `sent` keeps what goes to the next span, for replay and audits.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, tasks: Tasks, bookkeeper: Bookkeeper, sent: SentRows
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, tasks: Tasks, bookkeeper: Bookkeeper, sent: SentRows) -> None:
         self.endpoint = endpoint
         self.tasks = tasks
         self.bookkeeper = bookkeeper
