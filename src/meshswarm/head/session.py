@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from meshswarm.config import Address
@@ -40,7 +40,7 @@ from meshswarm.stage.messages import (
     Step,
 )
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
-from meshswarm.stage.session import count_step
+from meshswarm.stage.session import Work, rows_bytes
 
 OPEN_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0  # no result and no credit for so long while rows are under way: somebody is stuck, not dead
@@ -135,7 +135,6 @@ class State(Enum):
 class _HopState:
     opened: Opened | None = None
     credited: int = 0
-    counters: Counters = field(default_factory=Counters)
     receipt_in: bool = False
 
 
@@ -162,7 +161,8 @@ class HeadSession:
         self._states = [_HopState() for _ in hops]
         self._queue: deque[Step] = deque()  # rows that wait for credit
         self._next_seq = 0
-        self._rows_sent = 0
+        self._sent = Work()
+        self._result_bytes = 0
         self._awaiting: int | None = None  # seq of the step whose result is due
         self._last_result_seq: int | None = None
         self._deadline: float | None = None
@@ -185,8 +185,13 @@ class HeadSession:
         return "" if opened is None else opened.numclass
 
     def counters(self, hop: int) -> Counters:
-        """What the head itself counted as span `hop`'s work."""
-        return self._states[hop].counters
+        """What the head itself counted as span `hop`'s work, by the same rule as the span, so that receipts agree."""
+        hidden_bytes = self._sent.rows * self.terms.n_embd * 4
+        is_last = hop == len(self.hops) - 1
+        return self._sent.counters(
+            bytes_in=self._sent.rows * 4 if hop == 0 else hidden_bytes,
+            bytes_out=self._result_bytes if is_last else hidden_bytes,
+        )
 
     # -- opening
 
@@ -242,6 +247,7 @@ class HeadSession:
         for start in range(0, len(tokens), self.chunk_rows):
             chunk = tokens[start : start + self.chunk_rows]
             final = start + len(chunk) == len(tokens)
+            packed = struct.pack(f"<{len(chunk)}i", *chunk)
             self._queue.append(
                 Step(
                     seq=self._next_seq,
@@ -249,10 +255,10 @@ class HeadSession:
                     n_rows=len(chunk),
                     truncate_to=truncate_to if start == 0 else None,
                     flags=Flag.EMIT if final else 0,
-                    tokens=struct.pack(f"<{len(chunk)}i", *chunk),
+                    tokens=packed,
                     dtype=Dtype.F32,
                     hidden=None,
-                    running_hash=None,
+                    running_hash=self.step_hash.step(self._next_seq, self.length, len(chunk), packed, None),
                 )
             )
             if final:
@@ -268,27 +274,15 @@ class HeadSession:
         while self._queue:
             n_rows = self._queue[0].n_rows
             room = min(
-                state.opened.window - (self._rows_sent - state.credited)
+                state.opened.window - (self._sent.rows - state.credited)
                 for state in self._states
                 if state.opened is not None
             )
             if n_rows > room:
                 break
-            step = self._queue.popleft()
-            digest = self.step_hash.step(step.seq, step.pos0, step.n_rows, step.tokens, None)
-            actions.append(ToSpan(0, replace(step, running_hash=digest)))
-            self._rows_sent += n_rows
-            self._count(n_rows)
+            actions.append(ToSpan(0, self._queue.popleft()))
+            self._sent.add(n_rows)
         return actions
-
-    def _count(self, n_rows: int) -> None:
-        """The head counts by the same rule as the spans, so that both sides of a receipt agree."""
-        hidden_bytes = n_rows * self.terms.n_embd * 4
-        for index, state in enumerate(self._states):
-            counted = count_step(state.counters, n_rows, 4 * n_rows if index == 0 else hidden_bytes)
-            if index != len(self._states) - 1:
-                counted = replace(counted, bytes_out=counted.bytes_out + hidden_bytes)
-            state.counters = counted
 
     def request_full_row(self, seq: int, now: float) -> list[Action]:
         """Ask the last span for all logits of the row it returned for step `seq` (kept until the next step)."""
@@ -310,7 +304,7 @@ class HeadSession:
                 return self._on_result(hop, message, now)
             case Credit():
                 state = self._states[hop]
-                if not state.credited <= message.rows <= self._rows_sent:
+                if not state.credited <= message.rows <= self._sent.rows:
                     return self._break(self._protocol_error(hop, "credited rows that were never sent"))
                 state.credited = message.rows
                 if self._awaiting is not None:
@@ -359,9 +353,7 @@ class HeadSession:
         digest = self.result_hash.result(result.seq, result.rows)
         if result.running_hash is not None and result.running_hash != digest:
             return self._break(self._protocol_error(hop, "returned other logits than it hashed"))
-        state = self._states[hop]
-        n_bytes = sum(len(row.ids) + len(row.logits) for row in result.rows)
-        state.counters = replace(state.counters, bytes_out=state.counters.bytes_out + n_bytes)
+        self._result_bytes += rows_bytes(result.rows)
         self._awaiting = None
         self._last_result_seq = result.seq
         self._deadline = None

@@ -432,8 +432,7 @@ class _Session:
         self._release_slot()
         if self._receipt is None:
             self._server.sent.wipe(self._sent)
-        counters = self.core.counters
-        self._server.rows_total += counters.prefill_rows + counters.decode_rows
+        self._server.rows_total += self.core.work.rows
         if self._forget_next is not None:
             self._forget_next()
         for stream in (self._hop_out, self.hop_in):

@@ -54,6 +54,34 @@ Action = Compute | Forward | Reply
 
 
 @dataclass(slots=True)
+class Work:
+    """Rows of a session so far. Both ends of a receipt count by this: a step of one row is decode work, of several
+    rows prefill."""
+
+    prefill_rows: int = 0
+    decode_rows: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.prefill_rows + self.decode_rows
+
+    def add(self, n_rows: int) -> None:
+        """One more step."""
+        if n_rows == 1:
+            self.decode_rows += 1
+        else:
+            self.prefill_rows += n_rows
+
+    def counters(self, bytes_in: int, bytes_out: int) -> Counters:
+        return Counters(self.prefill_rows, self.decode_rows, bytes_in=bytes_in, bytes_out=bytes_out)
+
+
+def rows_bytes(rows: tuple[Row, ...]) -> int:
+    """Bytes of a result, as both ends count them."""
+    return sum(len(row.ids) + len(row.logits) for row in rows)
+
+
+@dataclass(slots=True)
 class SpanSession:
     """State of one session on one span.
 
@@ -64,7 +92,9 @@ class SpanSession:
     n_embd: int
     window: int
     length: int = 0  # positions accepted so far
-    counters: Counters = field(default_factory=Counters)
+    work: Work = field(default_factory=Work)
+    _bytes_in: int = 0
+    _bytes_out: int = 0
     _next_seq: int = 0
     _waiting: dict[int, Step] = field(default_factory=dict)
     _computing: dict[int, Step] = field(default_factory=dict)
@@ -77,6 +107,11 @@ class SpanSession:
     def __post_init__(self) -> None:
         self.input_hash = RowHash(self.opening.session, "step")
         self.output_hash = RowHash(self.opening.session, "result" if self.opening.returns is Returns.LOGITS else "step")
+
+    @property
+    def counters(self) -> Counters:
+        """What this span has done so far, for its receipt."""
+        return self.work.counters(self._bytes_in, self._bytes_out)
 
     @property
     def takes_tokens(self) -> bool:
@@ -126,7 +161,8 @@ class SpanSession:
         self._next_seq = step.seq + 1
         self.length += step.n_rows
         self._computing[step.seq] = step
-        self._count(step, bytes_in=len(step.tokens or step.hidden or b""))
+        self.work.add(step.n_rows)
+        self._bytes_in += len(step.tokens or step.hidden or b"")
         emits = step.flags & (Flag.EMIT | Flag.REPLAY) == Flag.EMIT and self.opening.returns is Returns.LOGITS
         return Compute(step, (step.n_rows - 1,) if emits else ())
 
@@ -162,12 +198,12 @@ class SpanSession:
                     Step(seq, step.pos0, step.n_rows, step.truncate_to, step.flags, None, Dtype.F32, hidden, digest)
                 )
             )
-            self._add_bytes_out(len(hidden))
+            self._bytes_out += len(hidden)
         elif rows:
             self._last_result_seq = seq
             digest = self.output_hash.result(seq, rows)
             actions.append(Reply(Result(seq, rows, digest)))
-            self._add_bytes_out(sum(len(row.ids) + len(row.logits) for row in rows))
+            self._bytes_out += rows_bytes(rows)
         self._rows_computed += step.n_rows
         # Credit comes back in quarters of the window: beside the work, never once per token.
         if self._rows_computed - self._rows_credited >= max(1, self.window // 4):
@@ -179,26 +215,3 @@ class SpanSession:
         """Raises RemoteProtocolError unless step `seq` gave the latest result and nothing was computed since."""
         if seq != self._last_result_seq or self._computing:
             raise RemoteProtocolError(f"all logits of step {seq} were asked for, which are not kept")
-
-    def _count(self, step: Step, *, bytes_in: int) -> None:
-        self.counters = count_step(self.counters, step.n_rows, bytes_in)
-
-    def _add_bytes_out(self, n_bytes: int) -> None:
-        c = self.counters
-        self.counters = Counters(
-            c.prefill_rows, c.decode_rows, c.drafted_rows, c.accepted_rows, c.bytes_in, c.bytes_out + n_bytes
-        )
-
-
-def count_step(counters: Counters, n_rows: int, bytes_in: int) -> Counters:
-    """Counters after one more step: a single row is decode work, several rows are prefill. Both sides count by this."""
-    c = counters
-    prefill, decode = (0, 1) if n_rows == 1 else (n_rows, 0)
-    return Counters(
-        c.prefill_rows + prefill,
-        c.decode_rows + decode,
-        c.drafted_rows,
-        c.accepted_rows,
-        c.bytes_in + bytes_in,
-        c.bytes_out,
-    )
