@@ -115,7 +115,7 @@ def run(
     prompt: Annotated[str, typer.Argument(help="The question.")],
     model: Model = None,
     join: Join = None,
-    swarm: Swarm = PUBLIC_SWARM,
+    swarm: Annotated[str | None, typer.Option("--swarm", help="The swarm to ask in.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Stop after so many tokens.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Repeatable sampling.")] = None,
@@ -124,6 +124,8 @@ def run(
     """Ask one question: of the peer running in this folder, or of one started just for it."""
     from meshswarm.commands.ask import Question, ask
 
+    if not prompt.strip():
+        raise typer.BadParameter("the question is empty", param_hint="PROMPT")
     body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "temperature": temperature}
     for name, value in (("model", model), ("max_tokens", max_tokens), ("seed", seed)):
         if value is not None:
@@ -241,16 +243,24 @@ def main() -> None:
 
 
 def _with_command(arguments: list[str]) -> list[str]:
-    """Options where a command should be are `serve`'s: `meshswarm --auto` is `meshswarm serve --auto`."""
-    at = 0
-    if arguments[:1] == ["--home"]:
-        at = 2
-    elif arguments and arguments[0].startswith("--home="):
-        at = 1
-    following = arguments[at : at + 1]
-    if not following or not following[0].startswith("--") or following[0] in ("--help", "--version", "--home"):
-        return arguments
-    return [*arguments[:at], "serve", *arguments[at:]]
+    """What a person meant: `meshswarm --auto` is `meshswarm serve --auto`, `--home DIR` may stand anywhere, and
+    `meshswarm help` is `meshswarm --help`."""
+    home, rest = _home_first(arguments)
+    if rest == ["help"]:
+        rest = ["--help"]
+    elif rest and rest[0].startswith("--") and rest[0] not in ("--help", "--version"):
+        rest = ["serve", *rest]
+    return [*home, *rest]
+
+
+def _home_first(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """`--home` with its value, and everything else."""
+    for at, argument in enumerate(arguments):
+        if argument == "--home" and at + 1 < len(arguments):
+            return arguments[at : at + 2], [*arguments[:at], *arguments[at + 2 :]]
+        if argument.startswith("--home="):
+            return [argument], [*arguments[:at], *arguments[at + 1 :]]
+    return [], arguments
 
 
 def _complain(message: str, *, as_json: bool) -> None:

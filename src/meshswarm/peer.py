@@ -37,7 +37,7 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.routing.placement import choose_span
-from meshswarm.span import Span
+from meshswarm.span import Span, missing_layers
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.engine import SpanEngine, padding
 from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
@@ -51,6 +51,7 @@ DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole 
 PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
 DRAIN_S = 3.0
 SURVEY_PERIOD_S = 120.0
+LAYERS_PERIOD_S = 3.0
 LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
 SERVING_STRANGERS = (
     "This peer serves strangers: whoever is in the swarm 'public' may compute on this machine, and their prompts pass "
@@ -91,6 +92,8 @@ class Peer:
         self._engine: SpanEngine | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
+        self._own_model_id: str | None = None
+        self._key: str | None = None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -119,7 +122,8 @@ class Peer:
             parts.push_async_callback(self._stop_engine)
             self.endpoint = await self._bind_endpoint()
             parts.push_async_callback(self.endpoint.close)
-            self.api = self._bind_api(self._api_key())
+            self._key = self._api_key()
+            self.api = self._bind_api(self._key)
             parts.push_async_callback(self.api.stop)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -191,9 +195,11 @@ class Peer:
         try:
             await self._stopping.wait()
         finally:
-            await self._leave(sent)
+            if self._stopping.is_set():
+                self._report({"event": "stopping"})
             for task in self._background:
                 task.cancel()
+            await self._leave(sent)
 
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
@@ -203,7 +209,28 @@ class Peer:
         if self.settings.model is not None:
             await self._serve(self.settings.model, directory)
         self._background.append(self._tasks.create_task(self._survey()))
-        self._report({"event": "ready", **self._reach(), **self._serving()})
+        outlook = await self._outlook(head)
+        self._report({"event": "ready", **self._reach(), **self._serving(), **outlook})
+        if outlook["missing"] or outlook["ask"] is None:
+            self._background.append(self._tasks.create_task(self._wait_for_layers(head)))
+
+    async def _outlook(self, head: Head) -> dict[str, Any]:
+        """Which model a client here would best ask for, None when there is none, and what is missing of it."""
+        listings = sorted(await head.models(), key=lambda each: (each.model_id != self._own_model_id, not each.ready))
+        if not listings:
+            return {"ask": None, "missing": []}
+        best = listings[0]
+        gaps = missing_layers(best.covered, best.n_layers)
+        return {"ask": best.id, "missing": [str(gap) for gap in gaps]}
+
+    async def _wait_for_layers(self, head: Head) -> None:
+        """Say when the model that could not be asked for can be."""
+        while True:
+            await asyncio.sleep(LAYERS_PERIOD_S)
+            outlook = await self._outlook(head)
+            if outlook["ask"] is not None and not outlook["missing"]:
+                self._report({"event": "complete", **self._reach(), **outlook})
+                return
 
     async def _leave(self, sent: SentRows) -> None:
         """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
@@ -222,7 +249,8 @@ class Peer:
         reached = await self.dht.join([*asked, *known])
         for peer, address in self.settings.join:
             if self.endpoint.connection(peer) is None:
-                self._report({"event": "join-failed", "peer": str(peer), "address": str(address)})
+                failed = {"peer": str(peer), "address": str(address), "swarm": self.settings.swarm}
+                self._report({"event": "join-failed", **failed})
         self._report({"event": "joined", "peers": reached})
 
     # -- serving layers
@@ -266,6 +294,7 @@ class Peer:
         self.spans.serve(Served(info.model_id, info.n_layers, span, slice_file.root, engine, n_ctx, WINDOW_ROWS))
         directory.preferred = info.model_id
         self.model = info
+        self._own_model_id = info.id_text
         await self.dht.publish_card(ModelCard.of(info).sign(self.identity))
         await self.dht.publish_coverage(self._coverage)
 
@@ -337,8 +366,22 @@ class Peer:
             "peer_id": str(self.identity.peer_id),
             "address": f"{self.identity.peer_id}@{self.endpoint.addresses[0]}",
             "api": self.api.base_url,
+            "api_elsewhere": self._api_elsewhere(),
+            "api_key_path": None if self._key is None else str(self.settings.home.api_key),
             "swarm": self.settings.swarm,
+            "model_ref": self._model_ref(),
         }
+
+    def _api_elsewhere(self) -> str | None:
+        """The endpoint's base URL for other machines, when they can reach it."""
+        if not self.api.address.is_unspecified:
+            return None
+        return f"http://{Address(self.endpoint.addresses[0].host, self.api.address.port)}/v1"
+
+    def _model_ref(self) -> str | None:
+        """What to call the model on another machine: a path of this one means nothing there."""
+        ref = self.settings.model
+        return ref if ref is None or ref.startswith("pypi:") else Path(ref).name
 
     def _serving(self) -> dict[str, Any]:
         record = self._coverage

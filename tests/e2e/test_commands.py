@@ -40,7 +40,9 @@ def test_status_tells_what_a_peer_does(three_peers: Any) -> None:
     assert status["peer_id"] == peer.peer_id
     assert status["layers"] == "10:20"
     assert status["model"] == "smollm2-135m-instruct"
-    assert "10:20 of 30" in meshswarm(*home_of(peer), "status").stdout
+    shown = meshswarm(*home_of(peer), "status").stdout
+    assert "10:20 of 30" in shown
+    assert peer.address in shown
 
 
 def test_peers_lists_everyone_although_each_knew_only_one(three_peers: Any) -> None:
@@ -48,7 +50,8 @@ def test_peers_lists_everyone_although_each_knew_only_one(three_peers: Any) -> N
         listed = {entry["peer_id"]: entry for entry in meshswarm_json(*home_of(peer), "peers")}
         others = {other.peer_id for other in three_peers.all} - {peer.peer_id}
         assert others <= listed.keys()
-    assert three_peers.spans[0].peer_id in meshswarm(*home_of(three_peers.client), "peers").stdout
+    shown = meshswarm(*home_of(three_peers.client), "peers").stdout
+    assert three_peers.spans[0].peer_id in shown, "ids are never cut: they are there to be copied"
 
 
 def test_run_asks_the_peer_that_is_running(three_peers: Any) -> None:
@@ -57,6 +60,11 @@ def test_run_asks_the_peer_that_is_running(three_peers: Any) -> None:
     answer = meshswarm_json(*home_of(three_peers.spans[2]), *asked)
     assert answer["text"] in text
     assert answer["usage"]["completion_tokens"] > 0
+
+
+def test_run_does_not_ask_the_running_peer_when_another_swarm_was_meant(three_peers: Any) -> None:
+    done = meshswarm(*home_of(three_peers.client), "run", "--swarm", "another", "Hello?", expect=1)
+    assert "leave --swarm" in done.stderr
 
 
 def test_run_without_a_running_peer_starts_one_for_the_question(tmp_path: Path, smollm2: Path) -> None:
@@ -136,6 +144,7 @@ def test_looking_at_a_peer_that_is_not_running_says_so(tmp_path: Path, arguments
         (("serve", "--join", "nobody"), "PEERID@HOST:PORT"),
         (("serve", "--listen", "nowhere"), "not an address"),
         (("serve", "--memory", "much"), "not a size"),
+        (("run", " "), "the question is empty"),
     ],
 )
 def test_wrong_arguments_are_explained(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
@@ -161,6 +170,9 @@ def test_import_takes_a_source_too(tmp_path: Path, smollm2: Path) -> None:
         (["--home", "models", "--auto"], ["--home", "models", "serve", "--auto"]),
         (["--home=x", "--auto", "--swarm", "models"], ["--home=x", "serve", "--auto", "--swarm", "models"]),
         (["--listen", "127.0.0.1:0", "--auto"], ["serve", "--listen", "127.0.0.1:0", "--auto"]),
+        (["status", "--home", "x"], ["--home", "x", "status"]),
+        (["--auto", "--home=x"], ["--home=x", "serve", "--auto"]),
+        (["help"], ["--help"]),
         (["models", "list"], ["models", "list"]),
         (["--version"], ["--version"]),
         ([], []),

@@ -49,7 +49,9 @@ def test_layers_nobody_holds_are_503_and_named_and_the_answer_comes_when_somebod
     assert int(caught.value.response.headers["retry-after"]) > 0
     health = httpx.get(first.api.removesuffix("/v1") + "/health")
     assert health.status_code == 503
+    assert last.ready["missing"] == ["10:20"]
     start_peer("--model", str(smollm2), "--layers", "8:22", "--join", last.address)
+    assert last.wait_for("complete")["ask"] == "smollm2-135m-instruct"
     until_answered(first.api)
     until_answered(last.api)
 

@@ -174,3 +174,12 @@ async def test_nobody_with_the_layers_is_said_with_the_layers(scene: Scene) -> N
     await holder.say(Span(0, 2), 10)
     with pytest.raises(NoRouteError, match="2:4"):
         await scene.hops()
+
+
+async def test_a_peer_that_was_gone_a_moment_ago_is_tried_again_before_saying_no(scene: Scene) -> None:
+    holder = await scene.holder()
+    await holder.say(Span(0, 4), 10)
+    await scene.routes.coverage(CARD)
+    scene.dht.report_unreachable(holder.endpoint.peer_id)
+    assert holder.endpoint.peer_id in scene.dht.unreachable()
+    assert await scene.hops() == [holder.endpoint]

@@ -11,7 +11,8 @@ from typing import Any
 
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
-from meshswarm.config import DEFAULT_MODEL, Address, Home
+from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home
+from meshswarm.errors import ConfigError
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
 
@@ -21,7 +22,7 @@ class Question:
     """What to ask, and of whom: the peer that runs in `home`, or one started for it that joins `join`."""
 
     home: Home
-    swarm: str
+    swarm: str | None  # None: the running peer's, or the public one
     join: tuple[tuple[PeerId, Address], ...]
     model: str | None
     body: dict[str, Any]
@@ -30,6 +31,11 @@ class Question:
 def ask(question: Question, *, as_json: bool) -> None:
     """Print the answer as it comes, or the whole of it as one JSON object."""
     running = find_running(question.home)
+    if running is not None and (question.join or question.swarm is not None):
+        raise ConfigError(
+            f"a peer is running in the folder {question.home.root} and would be asked, in its own swarm; leave --swarm "
+            "and --join out, or name another folder with `meshswarm --home DIR run ...`"
+        )
     if running is not None:
         _ask(running, question.body, as_json)
         return
@@ -48,7 +54,7 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
 
     settings = PeerSettings(
         home=question.home,
-        swarm=question.swarm,
+        swarm=question.swarm or PUBLIC_SWARM,
         listen=Address("0.0.0.0" if question.join else "127.0.0.1", 0),
         api=Address("127.0.0.1", 0),
         join=question.join,
@@ -74,14 +80,16 @@ def _ask(peer: RunningPeer, body: Mapping[str, Any], as_json: bool) -> None:
     asked["stream_options"] = {"include_usage": True}
     text: list[str] = []
     last: dict[str, Any] = {}
-    for chunk in peer.stream("/v1/chat/completions", asked):
-        for choice in chunk.get("choices", ()):
-            piece = choice["delta"].get("content") or ""
-            text.append(piece)
-            if not as_json:
-                print(piece, end="", flush=True)
-        last = {**last, **{key: chunk[key] for key in ("model", "usage", "timings", "meshswarm") if chunk.get(key)}}
+    try:
+        for chunk in peer.stream("/v1/chat/completions", asked):
+            for choice in chunk.get("choices", ()):
+                piece = choice["delta"].get("content") or ""
+                text.append(piece)
+                if not as_json:
+                    print(piece, end="", flush=True)
+            last = {**last, **{key: chunk[key] for key in ("model", "usage", "timings", "meshswarm") if chunk.get(key)}}
+    finally:
+        if text and not as_json:
+            print()  # an error has a line of its own
     if as_json:
         print(json.dumps({"text": "".join(text), **last}))
-    else:
-        print()

@@ -113,6 +113,8 @@ def _ports(home: Home) -> Iterator[Finding]:
         (socket.SOCK_STREAM, DEFAULT_API_PORT, "TCP port of the endpoint"),
     ):
         with socket.socket(socket.AF_INET, kind) as probe:
+            if kind is socket.SOCK_STREAM and os.name == "posix":  # as the endpoint binds: a port just left is free
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshswarm.commands.control import announce_running, forget_running
+from meshswarm.commands.story import tell
 from meshswarm.peer import Peer, PeerSettings
 
 SWITCH_INTERVAL_S = 1e-4
@@ -22,7 +23,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
     """Run the peer until a signal. Returns the exit code."""
-    show = _print_json if as_json else _Story().tell
+    show = _print_json if as_json else tell
     run_in_loop(_serve(settings, show))
     show({"event": "stopped"})
     return 0
@@ -96,54 +97,3 @@ def _restore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
 
 def _print_json(event: Mapping[str, Any]) -> None:
     print(json.dumps(dict(event)), flush=True)
-
-
-class _Story:
-    """Events as sentences."""
-
-    def tell(self, event: Mapping[str, Any]) -> None:
-        sentence = self._sentence(event)
-        if sentence:
-            print(sentence, flush=True)
-
-    def _sentence(self, event: Mapping[str, Any]) -> str:
-        match event["event"]:
-            case "started":
-                return f"Peer {event['peer_id']}\nReachable as {event['address']}\nSwarm '{event['swarm']}'"
-            case "port-taken":
-                return f"Port {event['port']} for {event['what']} is taken; using a free one instead."
-            case "api-key":
-                return f"API key (kept in {event['path']}): {event['api_key']}"
-            case "model":
-                return str(event["message"])
-            case "loading":
-                return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
-            case "joined":
-                return f"Joined: {event['peers']} peers answered."
-            case "join-failed":
-                return f"No answer from {event['peer']} at {event['address']}; looking on."
-            case "ready":
-                return self._ready(event)
-            case "warning" | "notice":
-                return str(event["message"])
-            case "stopped":
-                return "Stopped."
-            case _:
-                return ""
-
-    @staticmethod
-    def _ready(event: Mapping[str, Any]) -> str:
-        serving = "No layers are served here: this peer only answers its own endpoint."
-        name = "MODEL"
-        if event["model"] is not None:
-            name = event["model"]
-            serving = (
-                f"Serving layers {event['layers']} of {event['n_layers']} of {name} "
-                f"({event['us_per_layer']} µs a layer and token)."
-            )
-        body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
-        return (
-            f"{serving}\n\nOpenAI endpoint: {event['api']}\nTry it:\n\n"
-            f"  curl {event['api']}/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n\n"
-            "Ctrl-C stops."
-        )

@@ -11,12 +11,18 @@ from rich.table import Table
 
 from meshswarm.commands.doctor import Finding
 
+PIPE_WIDTH = 400
+
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(*headings, box=None, pad_edge=False)
+    """Nothing is ever cut: ids and addresses are there to be copied, so long ones fold, and pipes have no width."""
+    table = Table(box=None, pad_edge=False, show_header=any(headings))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    Console(width=None if console.is_terminal else PIPE_WIDTH).print(table, soft_wrap=not console.is_terminal)
 
 
 def show_status(status: dict[str, Any]) -> None:

