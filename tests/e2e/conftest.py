@@ -90,11 +90,16 @@ class PeerStarter:
     peers: list[PeerProcess] = field(default_factory=list)
 
     def __call__(
-        self, *options: str, home: str | None = None, wait: bool = True, swarm: str | None = None
+        self,
+        *options: str,
+        home: str | None = None,
+        wait: bool = True,
+        swarm: str | None = None,
+        under: tuple[str, ...] = (),
     ) -> PeerProcess:
         folder = self.root / (home or f"peer{len(self.peers)}")
         command = [
-            sys.executable, "-m", "meshswarm", "--home", str(folder), "serve", "--json",
+            *under, sys.executable, "-m", "meshswarm", "--home", str(folder), "serve", "--json",
             "--swarm", swarm or self.swarm, "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--threads", "1",
             *options,
         ]  # fmt: skip

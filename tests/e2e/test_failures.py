@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,14 @@ def test_an_endpoint_off_loopback_needs_its_key(start_peer: Any, smollm2: Path) 
     assert peer.stop() == 0
     again = start_peer("--model", str(smollm2), "--api", "0.0.0.0:0", home=peer.home.name)
     assert not [event for event in again.events if event["event"] == "api-key"], "the key is printed once"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="taking the network away needs Linux and root")
+def test_a_machine_without_any_network_still_serves_its_owner(start_peer: Any, smollm2: Path) -> None:
+    peer = start_peer("--model", str(smollm2), under=("unshare", "--net", "--"))
+    assert peer.ready["layers"] == "0:30"
+    assert peer.stop() == 0
+    assert "Traceback" not in peer.errors()
 
 
 def test_joining_a_peer_that_is_not_there_does_not_hold_up_the_start(start_peer: Any) -> None:
