@@ -259,8 +259,8 @@ class Peer:
         info = await asyncio.to_thread(
             self.store.obtain, ref, say=lambda sentence: self._report({"event": "model", "message": sentence})
         )
-        span = self.settings.span or await self._choose_span(info)
         n_ctx = min(self.settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
+        span = self.settings.span or await self._choose_span(info, n_ctx)
         self._report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         slice_file = await asyncio.to_thread(
             self.slices.file, info.model_id, span, pad_layers=padding(span, info.n_layers)
@@ -298,12 +298,11 @@ class Peer:
         await self.dht.publish_card(ModelCard.of(info).sign(self.identity))
         await self.dht.publish_coverage(self._coverage)
 
-    async def _choose_span(self, info: ModelInfo) -> Span:
+    async def _choose_span(self, info: ModelInfo, n_ctx: int) -> Span:
         """The whole model when it fits, or the rarest layers that do."""
         whole = Span(0, info.n_layers)
         if self.settings.memory_bytes is None:
             return whole
-        n_ctx = min(self.settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
         kv_bytes = kv_bytes_per_layer(info.n_kv_row, n_ctx, self.settings.n_sessions)
         header = self.store.header(info.model_id)
         costs = [n_bytes + kv_bytes for n_bytes in layer_weight_bytes(header, info.n_layers)]

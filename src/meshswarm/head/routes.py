@@ -121,9 +121,9 @@ class Routes:
         through peers that said they were full, since they may have room again."""
         beginning = needs.n_prompt + 1
         whole = needs.n_prompt + (needs.max_tokens or 1)
-        for n_ctx, kv_tokens in ((whole, 1), (beginning, 1)):
+        for n_ctx in dict.fromkeys((whole, beginning)):
             with contextlib.suppress(NoRouteError):
-                return self._cheapest(needs.card.n_layers, records, avoid, n_ctx, kv_tokens)
+                return self._cheapest(needs.card.n_layers, records, avoid, n_ctx, 1)
         return self._cheapest(needs.card.n_layers, records, avoid, beginning, 0)
 
     def _cheapest(
