@@ -62,9 +62,11 @@ class RefusalReason(StrEnum):
 
 
 class Dtype(StrEnum):
-    """Wire type of hidden states. F32 is exact; others need a proof per model and are not built yet."""
+    """Wire type of hidden states (`rows_codec`). F32 is exact; a head asks for another only where it is proved."""
 
     F32 = "f32"
+    F16 = "f16"
+    Q8 = "q8"  # blocks of 32 8-bit integers with a scale each
 
 
 class Flag(IntEnum):
