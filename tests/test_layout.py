@@ -23,6 +23,7 @@ LAYERS = (
     ("ledger", "routing"),
     ("head",),
     ("api",),
+    ("serving",),
     ("peer",),
     ("commands",),
     ("cli",),

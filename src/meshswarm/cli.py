@@ -89,22 +89,30 @@ def serve(
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
     from meshswarm.commands.serve import serve_forever
     from meshswarm.peer import PeerSettings
+    from meshswarm.serving import ServingSettings
     from meshswarm.span import Span
 
-    if layers is not None and model is None:
+    if model is None and (auto or layers is not None):
         model = DEFAULT_MODEL
+    serving = (
+        None
+        if model is None
+        else ServingSettings(
+            model=model,
+            span=None if layers is None else _parsed("--layers", Span.parse, layers),
+            memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
+            n_threads=threads,
+            n_ctx=ctx,
+            n_sessions=sessions,
+        )
+    )
     settings = PeerSettings(
         home=context.obj,
         swarm=swarm,
         listen=None if listen is None else _parsed("--listen", Address.parse, listen),
         api=None if api is None else _parsed("--api", Address.parse, api),
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
-        model=model or (DEFAULT_MODEL if auto else None),
-        span=None if layers is None else _parsed("--layers", Span.parse, layers),
-        memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
-        n_threads=threads,
-        n_ctx=ctx,
-        n_sessions=sessions,
+        serving=serving,
     )
     raise typer.Exit(serve_forever(settings, as_json=as_json))
 

@@ -15,6 +15,7 @@ from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home
 from meshswarm.errors import ConfigError
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
+from meshswarm.serving import ServingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,7 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
         listen=Address("0.0.0.0" if question.join else "127.0.0.1", 0),
         api=Address("127.0.0.1", 0),
         join=question.join,
-        model=None if question.join else question.model or DEFAULT_MODEL,
-        n_sessions=1,
+        serving=None if question.join else ServingSettings(question.model or DEFAULT_MODEL, n_sessions=1),
     )
     body = question.body if question.join else {**question.body, "model": None}
     peer = Peer(settings, report)

@@ -1,0 +1,203 @@
+"""The layers this peer serves: chosen, loaded, announced, measured from time to time, and let go.
+
+The rule this file keeps: what the swarm is told about this peer is made here alone, from what the engine says of
+itself. A peer without layers has no `Serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.store import Store
+from meshswarm.dht.node import Dht
+from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, CoverageRecord
+from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.identity import Identity
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.routing.placement import choose_span
+from meshswarm.span import Span
+from meshswarm.stage.engine import SpanEngine, padding
+from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
+from meshswarm.stage.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.server import Served, SpanServer
+from meshswarm.stage.slices import Slices
+from meshswarm.tasks import Tasks
+
+DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
+PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
+SURVEY_PERIOD_S = 120.0
+LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
+WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
+
+Report = Callable[[Mapping[str, Any]], None]
+"""Takes what a person or a program should know: a mapping with "event" and that event's fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """What a person chose to serve, and how. None means: the default, or whatever fits."""
+
+    model: str
+    span: Span | None = None
+    memory_bytes: int | None = None
+    n_threads: int | None = None
+    n_ctx: int | None = None
+    n_sessions: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts of the peer that serving layers needs."""
+
+    identity: Identity
+    endpoint: Endpoint
+    dht: Dht
+    store: Store
+    slices: Slices
+    spans: SpanServer
+    tasks: Tasks
+    report: Report
+
+
+class Serving:
+    """One model's layers on one engine. `load` returns when sessions are accepted; `stop` frees the engine."""
+
+    @classmethod
+    async def load(cls, settings: ServingSettings, around: Surroundings) -> Serving:
+        """Raises MeshswarmError when these layers cannot be served here."""
+        info = await asyncio.to_thread(
+            around.store.obtain,
+            settings.model,
+            say=lambda sentence: around.report({"event": "model", "message": sentence}),
+        )
+        n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
+        span = settings.span or await _choose_span(settings, around, info, n_ctx)
+        around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
+        slice_file = await asyncio.to_thread(
+            around.slices.file, info.model_id, span, pad_layers=padding(span, info.n_layers)
+        )
+        engine = await asyncio.to_thread(
+            SpanEngine.load,
+            slice_file.path,
+            span,
+            info.n_layers,
+            n_ctx=n_ctx,
+            n_slots=settings.n_sessions,
+            n_threads=settings.n_threads or max(1, (os.cpu_count() or 2) // 2),
+            max_rows=MAX_ROWS_PER_STEP,
+        )
+        engine.start(asyncio.get_running_loop())
+        served = Served(info.model_id, info.n_layers, span, slice_file.root, engine, n_ctx, WINDOW_ROWS)
+        return cls(settings, around, info, served)
+
+    def __init__(self, settings: ServingSettings, around: Surroundings, model: ModelInfo, served: Served) -> None:
+        """Use `load`."""
+        self.model = model
+        self._around = around
+        self._engine = served.engine
+        self._announcing: asyncio.Task[None] | None = None
+        self._record = CoverageRecord(
+            peer=around.identity.peer_id,
+            addresses=tuple(around.endpoint.addresses),
+            model_id=model.model_id,
+            span=served.span,
+            loaded=True,
+            numclass=served.engine.numclass,
+            n_ctx=served.n_ctx,
+            us_per_layer=served.engine.speed.us_per_layer,
+            prefill_us_per_row_layer=served.engine.speed.prefill_us_per_row_layer,
+            free_kv_tokens=served.n_ctx * settings.n_sessions,
+            roles=("server",),
+        )
+        around.spans.on_load = self._on_load
+        around.spans.serve(served)
+
+    async def announce(self) -> None:
+        """Tell the swarm what is served here."""
+        await self._around.dht.publish_card(ModelCard.of(self.model).sign(self._around.identity))
+        await self._around.dht.publish_coverage(self._record)
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+
+    async def survey(self) -> None:
+        """Measure round trips to the peers that serve the same model, so that heads elsewhere can price this peer's
+        hops; a first time soon after the start, then now and then."""
+        wait_s = 3.0
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = SURVEY_PERIOD_S
+            with contextlib.suppress(MeshswarmError):
+                rtts = await self._measure_rtts()
+                if rtts != self._record.rtts:
+                    self._record = replace(self._record, rtts=rtts)
+                    await self._around.dht.publish_coverage(self._record)
+
+    async def _measure_rtts(self) -> tuple[tuple[bytes, int], ...]:
+        records = await self._around.dht.coverage(self._record.model_id, self.model.n_layers)
+        rtts = []
+        for record in [record for record in records if record.peer != self._record.peer][:MAX_RTTS]:
+            with contextlib.suppress(MeshswarmError):
+                connection = await self._around.endpoint.dial(record.peer, record.addresses)
+                rtt_s = await connection.measure_rtt()
+                rtts.append((record.peer.key[:RTT_PREFIX_BYTES], int(rtt_s * 1e6)))
+        return tuple(sorted(rtts))
+
+    # -- what others may know
+
+    def record(self) -> CoverageRecord:
+        """What is true at this moment."""
+        return replace(self._record, free_kv_tokens=self._engine.n_free_slots * self._record.n_ctx)
+
+    def facts(self) -> dict[str, Any]:
+        """For "ready" and for the status."""
+        record = self._record
+        return {
+            "model": self.model.name,
+            "model_id": self.model.id_text,
+            "layers": str(record.span),
+            "n_layers": self.model.n_layers,
+            "n_ctx": record.n_ctx,
+            "numclass": record.numclass,
+            "us_per_layer": record.us_per_layer,
+        }
+
+    def _on_load(self) -> None:
+        """A session began or ended: others should know when that made this peer full, or gave it room again."""
+        if self._announcing is None or self._announcing.done():
+            self._announcing = self._around.tasks.create_task(self._announce_load())
+
+    async def _announce_load(self) -> None:
+        await asyncio.sleep(LOAD_DELAY_S)
+        if self._around.spans.draining:
+            return
+        current = self.record()
+        if (current.free_kv_tokens == 0) != (self._record.free_kv_tokens == 0):
+            self._record = current
+            await self._around.dht.publish_coverage(current)
+
+
+async def _choose_span(settings: ServingSettings, around: Surroundings, info: ModelInfo, n_ctx: int) -> Span:
+    """The whole model when it fits, or the rarest layers that do."""
+    whole = Span(0, info.n_layers)
+    if settings.memory_bytes is None:
+        return whole
+    kv_bytes = kv_bytes_per_layer(info.n_kv_row, n_ctx, settings.n_sessions)
+    header = around.store.header(info.model_id)
+    costs = [n_bytes + kv_bytes for n_bytes in layer_weight_bytes(header, info.n_layers)]
+    held = [record.span for record in await around.dht.coverage(info.model_id, info.n_layers)]
+    fixed = shared_weight_bytes(header) + kv_bytes + PROCESS_BYTES  # one layer of padding has KV cells too
+    span = choose_span(costs, fixed, settings.memory_bytes, held)
+    if span is None:
+        raise ConfigError(
+            f"not even one layer of {info.name} fits into {settings.memory_bytes / 1e6:.0f} MB "
+            f"with {settings.n_sessions} sessions of {n_ctx} positions; allow more, or fewer of either"
+        )
+    return span
