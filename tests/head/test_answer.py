@@ -34,13 +34,13 @@ class Route:
     """A route that notes what is sent."""
 
     pushed: list[list[int]] = field(default_factory=list)
-    full_rows: list[int] = field(default_factory=list)
+    full_rows: list[tuple[int, int]] = field(default_factory=list)
 
-    def push(self, tokens: list[int]) -> None:
+    def push(self, tokens: list[int], *, truncate_to: int | None = None, n_draft: int = 0) -> None:
         self.pushed.append(tokens)
 
-    def request_full_row(self, seq: int) -> None:
-        self.full_rows.append(seq)
+    def request_full_row(self, seq: int, row: int) -> None:
+        self.full_rows.append((seq, row))
 
 
 def row(token: int) -> Row:
@@ -79,11 +79,11 @@ async def test_the_next_token_is_sent_before_anything_is_told() -> None:
     route = Route()
     making = answer(route)
     making.start()
-    making.on_row(0, row(8))
+    making.on_rows(0, (row(8),))
     assert route.pushed == [[1, 2], [8]]
     assert not making._events, "text is made while the route computes"
-    making.on_row(1, row(9))
-    making.on_row(2, row(END))
+    making.on_rows(1, (row(9),))
+    making.on_rows(2, (row(END),))
     assert await told(making) == ("hi", making_finished(making, "stop", 2))
     assert route.pushed == [[1, 2], [8], [9]]
 
@@ -108,8 +108,8 @@ async def test_limits_end_an_answer_and_nothing_is_sent_beyond_them(limits: dict
     making = answer(route, **limits)  # type: ignore[arg-type]
     making.start()
     for seq in range(n_tokens):
-        making.on_row(seq, row(3))
-    making.on_row(n_tokens, row(3))
+        making.on_rows(seq, (row(3),))
+    making.on_rows(n_tokens, (row(3),))
     assert await told(making) == ("c" * n_tokens, making_finished(making, "length", n_tokens))
     assert len(route.pushed) == n_tokens
 
@@ -119,7 +119,7 @@ async def test_a_stop_string_ends_an_answer_before_the_next_token_is_sent() -> N
     making = answer(route, stop=("cd",))
     making.start()
     for seq, token in enumerate((1, 2, 3, 4)):
-        making.on_row(seq, row(token))
+        making.on_rows(seq, (row(token),))
     assert await told(making) == ("ab", making_finished(making, "stop", 4))
     assert route.pushed == [[1, 2], [1], [2], [3]]
 
@@ -127,23 +127,23 @@ async def test_a_stop_string_ends_an_answer_before_the_next_token_is_sent() -> N
 async def test_a_stop_string_completed_by_the_last_allowed_token_is_still_a_stop() -> None:
     making = answer(Route(), stop=("ab",), max_tokens=2)
     making.start()
-    making.on_row(0, row(1))
-    making.on_row(1, row(2))
+    making.on_rows(0, (row(1),))
+    making.on_rows(1, (row(2),))
     assert await told(making) == ("", making_finished(making, "stop", 2))
 
 
 async def test_end_tokens_can_be_ignored() -> None:
     making = answer(Route(), ignore_eos=True, max_tokens=2)
     making.start()
-    making.on_row(0, row(END))
-    making.on_row(1, row(1))
+    making.on_rows(0, (row(END),))
+    making.on_rows(1, (row(1),))
     assert (await told(making))[1].usage.completion_tokens == 2
 
 
 async def test_what_was_sampled_is_told_before_the_error_that_broke_the_route() -> None:
     making = answer(Route())
     making.start()
-    making.on_row(0, row(8))
+    making.on_rows(0, (row(8),))
     making.on_broken(RemoteError("lost"))
     events = making.events()
     assert await anext(events) == TextDelta("h", (8,))
@@ -154,7 +154,7 @@ async def test_what_was_sampled_is_told_before_the_error_that_broke_the_route() 
 async def test_a_row_that_lies_breaks_the_answer() -> None:
     making = answer(Route())
     making.start()
-    making.on_row(0, row(1000))
+    making.on_rows(0, (row(1000),))
     with pytest.raises(RemoteProtocolError, match="not the model's"):
         await anext(making.events())
 
@@ -163,11 +163,11 @@ async def test_a_draw_in_the_tail_asks_for_the_whole_row_and_goes_on_with_it() -
     route = Route()
     making = answer(route, temperature=1.0, max_tokens=1)
     making.start()
-    making.on_row(0, Row(np.array([5], "<i4").tobytes(), np.array([0.0], "<f4").tobytes(), 20.0))
-    assert route.full_rows == [0]
+    making.on_rows(0, (Row(np.array([5], "<i4").tobytes(), np.array([0.0], "<f4").tobytes(), 20.0),))
+    assert route.full_rows == [(0, 0)]
     logits = np.full(27, -30.0, "<f4")
     logits[5], logits[6] = 0.0, -1e-3
-    making.on_full_row(0, logits.tobytes())
+    making.on_full_row(0, 0, logits.tobytes())
     text, finished = await told(making)
     assert text in ("e", "f")
     assert finished.reason == "length"

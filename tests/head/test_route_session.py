@@ -103,10 +103,10 @@ class Heard:
     rows: list[int] = field(default_factory=list)
     errors: list[MeshswarmError] = field(default_factory=list)
 
-    def on_row(self, seq: int, row: Row) -> None:
+    def on_rows(self, seq: int, rows: tuple[Row, ...]) -> None:
         self.rows.append(seq)
 
-    def on_full_row(self, seq: int, logits: bytes) -> None:
+    def on_full_row(self, seq: int, row: int, logits: bytes) -> None:
         pass
 
     def on_broken(self, error: MeshswarmError) -> None:

@@ -116,7 +116,7 @@ class Swarm:
                 for compute in span.on_step(message):
                     assert isinstance(compute, Compute)
                     hidden = bytes(compute.step.n_rows * N_EMBD * 4)
-                    rows = (ROW,) if compute.output_rows else ()
+                    rows = (ROW,) * len(compute.output_rows)
                     for action in span.on_computed(compute.step.seq, hidden, rows):
                         if isinstance(action, Forward):
                             self.post(me, self.hops[hop + 1].peer, "span", hop + 1, action.step)
@@ -217,6 +217,31 @@ def test_truncation_travels_with_the_rows() -> None:
     assert swarm.core.length == 4
 
 
+def test_a_draft_passes_like_one_token_and_taking_it_back_costs_no_flight() -> None:
+    swarm = Swarm(3)
+    swarm.open()
+    swarm.decode(1)
+    swarm.act(swarm.core.push([1, *range(7)], swarm.now, n_draft=7))
+    swarm.run()
+    assert [len(event.rows) for event in swarm.events if isinstance(event, Rows)] == [1, 8]
+    swarm.act(swarm.core.push([2, *range(4)], swarm.now, truncate_to=4, n_draft=4))  # two of seven were right
+    swarm.run()
+    swarm.decode(1)  # all four were
+    assert [later - earlier for earlier, later in itertools.pairwise(swarm.rows_at)] == [3.0, 3.0, 3.0]
+    assert [span.length for span in swarm.spans.values()] == [10] * 3
+    assert swarm.core.flights == 4
+    counters = swarm.core.counters(0)
+    assert (counters.prefill_rows, counters.decode_rows) == (0, 15)
+    assert (counters.drafted_rows, counters.accepted_rows) == (11, 2 + 4)
+    assert [span.counters.accepted_rows for span in swarm.spans.values()] == [6] * 3
+
+
+@pytest.mark.parametrize(("n_tokens", "n_draft"), [(3, 3), (17, 16), (200, 1), (2, -1)])
+def test_a_draft_that_does_not_fit_one_step_is_a_mistake_of_the_caller(n_tokens: int, n_draft: int) -> None:
+    with pytest.raises(ValueError, match="does not fit one step"):
+        opened_core().push([1] * n_tokens, 0.0, n_draft=n_draft)
+
+
 def test_the_exact_profile_never_sends_more_than_48_rows_at_once() -> None:
     head, hops = route(1)
     core = HeadSession(bytes(16), head, (), hops, terms(Profile.EXACT))
@@ -294,6 +319,7 @@ def test_receipts_that_never_come_do_not_hold_the_end() -> None:
     [
         (0, Result(0, (ROW,), None), "not the last span"),
         (1, Result(7, (ROW,), None), "not due"),
+        (1, Result(0, (ROW, ROW), None), "not due"),
         (1, Result(0, (ROW,), bytes(32)), "other logits than it hashed"),
         (0, Credit(10**6), "never sent"),
         (0, Opened("cpu", 512, bytes(32)), "twice"),

@@ -1,5 +1,7 @@
 """The span's session state machine: what it accepts, what it refuses, when it credits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,6 +128,40 @@ def test_the_last_span_returns_logits_of_the_emitting_row_only() -> None:
     assert session.on_computed(1, None, ()) == []
 
 
+def test_a_draft_returns_the_logits_of_its_rows_and_of_the_one_that_leads_to_it() -> None:
+    session = SpanSession(opening(Span(0, 30), Returns.LOGITS), N_EMBD, window=32)
+    (compute,) = session.on_step(replace(token_step(0, 0, 5, flags=Flag.EMIT | Flag.DRAFT), n_outputs=4))
+    assert isinstance(compute, Compute)
+    assert compute.output_rows == (1, 2, 3, 4)
+    row = Row(bytes(4), bytes(4), 0.0)
+    session.on_computed(0, None, (row,) * 4)
+    session.check_full_row(0, 3)
+    with pytest.raises(RemoteProtocolError, match="row 4 of step 0"):
+        session.check_full_row(0, 4)
+
+
+def test_how_much_of_a_draft_was_accepted_is_told_by_the_next_step_alone() -> None:
+    session = SpanSession(opening(), N_EMBD, window=64)
+    draft = Flag.EMIT | Flag.DRAFT
+    session.on_step(token_step(0, 0, 10))
+    session.on_step(replace(token_step(1, 10, 4, flags=draft), n_outputs=4))  # guesses at 11, 12, 13
+    session.on_step(replace(token_step(2, 12, 3, truncate_to=12, flags=draft), n_outputs=3))  # one was right; 13, 14
+    session.on_step(replace(token_step(3, 2, 3, truncate_to=2, flags=draft), n_outputs=3))  # none was
+    session.on_step(replace(token_step(4, 5, 2, flags=draft), n_outputs=2))  # both were, and the last stays open
+    counters = session.counters
+    assert (counters.prefill_rows, counters.decode_rows) == (10, 12)
+    assert (counters.drafted_rows, counters.accepted_rows) == (3 + 2 + 2 + 1, 1 + 0 + 2)
+
+
+def test_a_span_in_the_middle_hands_a_draft_on_as_it_came() -> None:
+    session = first_span()
+    step = replace(token_step(0, 0, 3, flags=Flag.EMIT | Flag.DRAFT), n_outputs=3)
+    assert session.on_step(step) == [Compute(step, ())]
+    (forward,) = session.on_computed(0, bytes(3 * N_EMBD * 4), ())
+    assert isinstance(forward, Forward)
+    assert (forward.step.flags, forward.step.n_outputs, forward.step.tokens) == (step.flags, 3, None)
+
+
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=40))
 def test_credit_accounts_for_every_row_and_never_comes_per_token(sizes: list[int]) -> None:
     session = SpanSession(opening(n_ctx=10_000), N_EMBD, window=32)
@@ -145,13 +181,13 @@ def test_credit_accounts_for_every_row_and_never_comes_per_token(sizes: list[int
 def test_a_full_row_is_given_for_the_latest_result_only() -> None:
     session = SpanSession(opening(Span(0, 30), Returns.LOGITS), N_EMBD, window=32)
     with pytest.raises(RemoteProtocolError, match="not kept"):
-        session.check_full_row(0)
+        session.check_full_row(0, 0)
     session.on_step(token_step(0, 0, 1, flags=Flag.EMIT))
     session.on_computed(0, None, (Row(bytes(4), bytes(4), 0.0),))
-    session.check_full_row(0)
+    session.check_full_row(0, 0)
     session.on_step(token_step(1, 1, 1))
     with pytest.raises(RemoteProtocolError, match="not kept"):
-        session.check_full_row(0)
+        session.check_full_row(0, 0)
 
 
 def test_replayed_rows_are_computed_but_emit_nothing() -> None:

@@ -32,12 +32,13 @@ texts = st.text(max_size=100)
 @st.composite
 def steps(draw: st.DrawFn) -> m.Step:
     n_rows = draw(st.integers(1, 8))
-    is_token = draw(st.booleans())
-    tokens = draw(st.binary(min_size=4 * n_rows, max_size=4 * n_rows)) if is_token else None
-    hidden = None if is_token else draw(st.binary(max_size=200))
+    carries = draw(st.sampled_from(["tokens", "hidden", "both"]))
+    tokens = draw(st.binary(min_size=4 * n_rows, max_size=4 * n_rows)) if carries != "hidden" else None
+    hidden = draw(st.binary(max_size=200)) if carries != "tokens" else None
     return m.Step(
         draw(counts), draw(st.integers(0, 2**24)), n_rows, draw(st.none() | st.integers(0, 2**24)),
         draw(st.integers(0, 255)), tokens, m.Dtype.F32, hidden, draw(st.none() | hashes),
+        draw(st.integers(1, n_rows)),
     )  # fmt: skip
 
 
@@ -63,9 +64,9 @@ anything = st.one_of(
     st.builds(m.Refused, st.sampled_from(m.RefusalReason), texts, st.integers(0, 2**32 - 1)),
     st.builds(m.Hop, peers, st.binary(min_size=16, max_size=16)),
     st.builds(m.Result, counts, st.lists(rows, max_size=3).map(tuple), st.none() | hashes),
-    st.builds(m.Credit, counts), st.builds(m.FullRowRequest, counts),
-    st.builds(m.FullRow, counts, st.integers(1, 25).map(lambda n: bytes(4 * n))), st.builds(m.Cancel),
-    st.builds(m.Close),
+    st.builds(m.Credit, counts), st.builds(m.FullRowRequest, counts, st.integers(0, m.MAX_DRAFT)),
+    st.builds(m.FullRow, counts, st.integers(1, 25).map(lambda n: bytes(4 * n)), st.integers(0, m.MAX_DRAFT)),
+    st.builds(m.Cancel), st.builds(m.Close),
     st.builds(m.ReceiptOffer, st.binary(max_size=100)), st.builds(m.ReceiptAck, st.binary(max_size=100)),
     st.builds(m.Failed, texts, optional_peers),
 )  # fmt: skip
@@ -142,12 +143,16 @@ def test_an_open_sends_nobody_to_what_is_no_peers_address(field: str, address: A
     ("fields", "complaint"),
     [
         ([m.Kind.STEP, 0, 0, 0, None, 0, b"", "f32", None, None], "without rows"),
-        ([m.Kind.STEP, 0, 0, 1, None, 0, None, "f32", None, None], "either tokens or hidden"),
+        ([m.Kind.STEP, 0, 0, 1, None, 0, None, "f32", None, None], "tokens or hidden"),
         ([m.Kind.STEP, 0, 0, 2, None, 0, b"1234", "f32", None, None], "another number of tokens"),
         ([m.Kind.STEP, 0, 0, 1, None, 0, b"1234", "f64", None, None], "dtype"),
         ([m.Kind.STEP, -1, 0, 1, None, 0, b"1234", "f32", None, None], "seq"),
         ([m.Kind.STEP, True, 0, 1, None, 0, b"1234", "f32", None, None], "seq"),
         ([m.Kind.STEP, 0, 0, m.MAX_ROWS_PER_STEP + 1, None, 0, b"", "f32", None, None], "n_rows"),
+        ([m.Kind.STEP, 0, 0, 1, None, 0, b"1234", "f32", None, None, 2], "of 1 rows asked for the logits of 2"),
+        ([m.Kind.STEP, 0, 0, 1, None, 0, b"1234", "f32", None, None, 0], "asked for the logits of 0"),
+        ([m.Kind.STEP, 0, 0, 20, None, 0, bytes(80), "f32", None, None, 17], "n_outputs"),
+        ([m.Kind.FULL_ROW_REQUEST, 0, 16], "row"),
         ([m.Kind.RESULT, 0, [[b"1234", b"12345678", 0.0]], None], "do not match"),
         ([m.Kind.RESULT, 0, [[b"1234", b"1234", math.nan]], None], "tail_log_mass"),
         ([99], "unknown kind"),

@@ -30,8 +30,8 @@ TEXT_DELAY_S = 0.001  # by then the engine's thread is inside llama.cpp, which n
 class Route(Protocol):
     """What an answer needs of a route."""
 
-    def push(self, tokens: list[int]) -> None: ...
-    def request_full_row(self, seq: int) -> None: ...
+    def push(self, tokens: list[int], *, truncate_to: int | None = None, n_draft: int = 0) -> None: ...
+    def request_full_row(self, seq: int, row: int) -> None: ...
 
 
 class EndTokens(Protocol):
@@ -92,15 +92,16 @@ class Answer:
 
     # -- what the route brings
 
-    def on_row(self, seq: int, row: Row) -> None:
+    def on_rows(self, seq: int, rows: tuple[Row, ...]) -> None:
         if self.finished:
             return
         if self._first_row_s is None:
             self._first_row_s = self._loop.time()
+        (row,) = rows
         top = TopK(np.frombuffer(row.ids, "<i4"), np.frombuffer(row.logits, "<f4"), row.tail_log_mass)
         self._sample(seq, top, None)
 
-    def on_full_row(self, seq: int, logits: bytes) -> None:
+    def on_full_row(self, seq: int, row: int, logits: bytes) -> None:
         if self.finished or self._pending_row is None:
             return
         self._sample(seq, self._pending_row, np.frombuffer(logits, "<f4"))
@@ -119,7 +120,7 @@ class Answer:
             return
         if isinstance(drawn, NeedFullRow):
             self._pending_row = row
-            self._route.request_full_row(seq)
+            self._route.request_full_row(seq, 0)
             return
         self._pending_row = None
         self._sampler.accept(drawn.id)

@@ -35,8 +35,8 @@ from meshswarm.stage.wire import decode, encode
 class Listener(Protocol):
     """Who is told what comes back over the route."""
 
-    def on_row(self, seq: int, row: Row) -> None: ...
-    def on_full_row(self, seq: int, logits: bytes) -> None: ...
+    def on_rows(self, seq: int, rows: tuple[Row, ...]) -> None: ...
+    def on_full_row(self, seq: int, row: int, logits: bytes) -> None: ...
     def on_broken(self, error: MeshswarmError) -> None: ...
 
 
@@ -91,11 +91,22 @@ class RouteSession:
         if self._broken is not None:
             listener.on_broken(self._broken)
 
-    def push(self, tokens: list[int]) -> None:
-        self._apply(self.core.push(tokens, self._loop.time()))
+    @property
+    def length(self) -> int:
+        """Positions sent so far."""
+        return self.core.length
 
-    def request_full_row(self, seq: int) -> None:
-        self._apply(self.core.request_full_row(seq, self._loop.time()))
+    @property
+    def flights(self) -> int:
+        """How often rows went through the route and logits came back."""
+        return self.core.flights
+
+    def push(self, tokens: list[int], *, truncate_to: int | None = None, n_draft: int = 0) -> None:
+        """See `HeadSession.push`."""
+        self._apply(self.core.push(tokens, self._loop.time(), truncate_to=truncate_to, n_draft=n_draft))
+
+    def request_full_row(self, seq: int, row: int) -> None:
+        self._apply(self.core.request_full_row(seq, row, self._loop.time()))
 
     def cancel(self) -> None:
         """Stop all work on every span at once."""
@@ -137,10 +148,10 @@ class RouteSession:
                         self._streams[hop].send(encode(message, self._identity))
                 case Rows(seq, rows):
                     if self._listener is not None:
-                        self._listener.on_row(seq, rows[0])
-                case FullLogits(seq, logits):
+                        self._listener.on_rows(seq, rows)
+                case FullLogits(seq, row, logits):
                     if self._listener is not None:
-                        self._listener.on_full_row(seq, logits)
+                        self._listener.on_full_row(seq, row, logits)
                 case Ready(opened):
                     if not self._ready.done():  # whoever waited may have given up in this very turn of the loop
                         self._ready.set_result(opened)

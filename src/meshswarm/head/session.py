@@ -17,6 +17,7 @@ from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError,
 from meshswarm.identity import PeerId
 from meshswarm.span import Span
 from meshswarm.stage.messages import (
+    MAX_DRAFT,
     MAX_ROWS_PER_STEP,
     Cancel,
     Close,
@@ -87,7 +88,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The last span returned top-k logits."""
+    """The last span returned top-k logits: of the last row sent, and of the ones before it that led to a draft."""
 
     seq: int
     rows: tuple[Row, ...]
@@ -98,6 +99,7 @@ class FullLogits:
     """A full row that was asked for: float32 [n_vocab] as bytes."""
 
     seq: int
+    row: int
     logits: bytes
 
 
@@ -156,6 +158,7 @@ class HeadSession:
         self.terms = terms
         self.state = State.OPENING
         self.length = 0  # positions sent so far
+        self.flights = 0  # results that came back
         self._head = head
         self._head_addresses = head_addresses
         self._states = [_HopState() for _ in hops]
@@ -163,8 +166,8 @@ class HeadSession:
         self._next_seq = 0
         self._sent = Work()
         self._result_bytes = 0
-        self._awaiting: int | None = None  # seq of the step whose result is due
-        self._last_result_seq: int | None = None
+        self._awaiting: Step | None = None  # the step whose result is due
+        self._last_result: Result | None = None
         self._deadline: float | None = None
         self.step_hash = RowHash(session, "step")
         self.result_hash = RowHash(session, "result")
@@ -231,11 +234,15 @@ class HeadSession:
 
     # -- rows
 
-    def push(self, tokens: list[int], now: float, *, truncate_to: int | None = None) -> list[Action]:
+    def push(self, tokens: list[int], now: float, *, truncate_to: int | None = None, n_draft: int = 0) -> list[Action]:
         """Send `tokens` at the next positions, in chunks; the last row's logits come back as `Rows`.
 
         `truncate_to` first takes the session back to that position; it travels with the rows and costs no flight.
+        The last `n_draft` tokens are guesses, sent in one step with what leads to them: the logits of the row before
+        them and of their own come back, and the next push may truncate into them.
         """
+        if not 0 <= n_draft <= MAX_DRAFT or (n_draft and not n_draft < len(tokens) <= self.chunk_rows):
+            raise ValueError(f"a draft of {n_draft} among {len(tokens)} tokens does not fit one step")
         if self.state is not State.READY or self._awaiting is not None:
             raise ValueError("rows can only be sent while the session is ready and no result is due")
         if truncate_to is not None:
@@ -248,21 +255,21 @@ class HeadSession:
             chunk = tokens[start : start + self.chunk_rows]
             final = start + len(chunk) == len(tokens)
             packed = struct.pack(f"<{len(chunk)}i", *chunk)
-            self._queue.append(
-                Step(
-                    seq=self._next_seq,
-                    pos0=self.length,
-                    n_rows=len(chunk),
-                    truncate_to=truncate_to if start == 0 else None,
-                    flags=Flag.EMIT if final else 0,
-                    tokens=packed,
-                    dtype=Dtype.F32,
-                    hidden=None,
-                    running_hash=self.step_hash.step(self._next_seq, self.length, len(chunk), packed, None),
-                )
+            step = Step(
+                seq=self._next_seq,
+                pos0=self.length,
+                n_rows=len(chunk),
+                truncate_to=truncate_to if start == 0 else None,
+                flags=(Flag.EMIT if final else 0) | (Flag.DRAFT if n_draft else 0),
+                tokens=packed,
+                dtype=Dtype.F32,
+                hidden=None,
+                running_hash=self.step_hash.step(self._next_seq, self.length, len(chunk), packed, None),
+                n_outputs=1 + n_draft,
             )
+            self._queue.append(step)
             if final:
-                self._awaiting = self._next_seq
+                self._awaiting = step
             self._next_seq += 1
             self.length += len(chunk)
         self._deadline = now + STALL_TIMEOUT_S
@@ -272,22 +279,22 @@ class HeadSession:
         """As many waiting steps as the smallest window on the route has room for."""
         actions: list[Action] = []
         while self._queue:
-            n_rows = self._queue[0].n_rows
+            step = self._queue[0]
             room = min(
                 state.opened.window - (self._sent.rows - state.credited)
                 for state in self._states
                 if state.opened is not None
             )
-            if n_rows > room:
+            if step.n_rows > room:
                 break
             actions.append(ToSpan(0, self._queue.popleft()))
-            self._sent.add(n_rows)
+            self._sent.add(step)
         return actions
 
-    def request_full_row(self, seq: int, now: float) -> list[Action]:
-        """Ask the last span for all logits of the row it returned for step `seq` (kept until the next step)."""
+    def request_full_row(self, seq: int, row: int, now: float) -> list[Action]:
+        """Ask the last span for all logits of the `row`-th row it returned for step `seq`, kept until the next step."""
         self._deadline = now + STALL_TIMEOUT_S
-        return [ToSpan(len(self.hops) - 1, FullRowRequest(seq))]
+        return [ToSpan(len(self.hops) - 1, FullRowRequest(seq, row))]
 
     # -- what comes back
 
@@ -311,9 +318,11 @@ class HeadSession:
                     self._deadline = now + STALL_TIMEOUT_S
                 return self._send_allowed()
             case FullRow():
-                if hop != len(self.hops) - 1 or message.seq != self._last_result_seq:
+                result = self._last_result
+                is_of_result = result is not None and message.seq == result.seq and message.row < len(result.rows)
+                if hop != len(self.hops) - 1 or not is_of_result:
                     return self._break(self._protocol_error(hop, "sent a full row nobody asked for"))
-                return [FullLogits(message.seq, message.logits)]
+                return [FullLogits(message.seq, message.row, message.logits)]
             case Failed():
                 blamed = self._blamed(hop, message.blamed)
                 return self._break(
@@ -348,14 +357,16 @@ class HeadSession:
     def _on_result(self, hop: int, result: Result, now: float) -> list[Action]:
         if hop != len(self.hops) - 1:
             return self._break(self._protocol_error(hop, "returned logits although it is not the last span"))
-        if self._awaiting is None or result.seq != self._awaiting or len(result.rows) != 1:
+        due = self._awaiting
+        if due is None or result.seq != due.seq or len(result.rows) != due.n_outputs:
             return self._break(self._protocol_error(hop, f"returned logits for step {result.seq}, which is not due"))
         digest = self.result_hash.result(result.seq, result.rows)
         if result.running_hash is not None and result.running_hash != digest:
             return self._break(self._protocol_error(hop, "returned other logits than it hashed"))
         self._result_bytes += rows_bytes(result.rows)
         self._awaiting = None
-        self._last_result_seq = result.seq
+        self._last_result = result
+        self.flights += 1
         self._deadline = None
         return [Rows(result.seq, result.rows)]
 

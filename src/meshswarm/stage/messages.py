@@ -24,6 +24,7 @@ MAX_ROWS_PER_STEP = 128  # more rows cost every span memory and make the next on
 MAX_FRAME_BYTES = 16 << 20  # 128 rows of a model 32768 wide
 MAX_TEXT = 500
 MAX_TOP_K = 4096
+MAX_DRAFT = 15  # tokens a head may guess ahead in one step
 
 
 class Kind(IntEnum):
@@ -72,8 +73,9 @@ class Dtype(StrEnum):
 class Flag(IntEnum):
     """Bits of `Step.flags`."""
 
-    EMIT = 1  # the last span returns the logits of the step's last row
+    EMIT = 1  # the last span returns the logits of the step's last `n_outputs` rows
     REPLAY = 2  # rows computed before by a span that was lost; nothing is emitted
+    DRAFT = 8  # the last `n_outputs - 1` rows are guesses: the next step may truncate into them
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,11 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows for positions `pos0 ... pos0 + n_rows - 1`. Either `tokens` (first span) or `hidden` is present.
+    """Rows for positions `pos0 ... pos0 + n_rows - 1`: `tokens` for the first span, `hidden` for every other one, and
+    both where every span of the family looks at the token ids.
 
     `truncate_to`: positions from there on are removed before the rows are computed. `running_hash` covers all rows sent
-    in this direction of the session so far (see `RowHash`).
+    in this direction of the session so far (see `RowHash`). `n_outputs`: logits of so many of the last rows are wanted.
     """
 
     seq: int
@@ -140,6 +143,12 @@ class Step:
     dtype: Dtype
     hidden: bytes | None
     running_hash: bytes | None
+    n_outputs: int = 1
+
+    @property
+    def n_draft(self) -> int:
+        """How many of the rows, the last ones, are guesses."""
+        return self.n_outputs - 1 if self.flags & Flag.DRAFT else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +177,17 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class FullRowRequest:
+    """All logits of the `row`-th row of a result."""
+
     seq: int
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FullRow:
     seq: int
     logits: bytes  # float32 [n_vocab]
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +197,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What one side counted over a session and span. All are totals; bytes are those of rows, without framing."""
+    """What one side counted over a session and span. All are totals; bytes are those of rows, without framing.
+
+    Drafted rows are among the decode rows, accepted ones among the drafted.
+    """
 
     prefill_rows: int = 0
     decode_rows: int = 0

@@ -282,7 +282,7 @@ class _Session:
                 case Step() if self.core.opening.previous is None:
                     self.on_step(message)
                 case FullRowRequest():
-                    self._send_full_row(message.seq)
+                    self._send_full_row(message.seq, message.row)
                 case Cancel():
                     self._end()
                 case Close():
@@ -366,11 +366,11 @@ class _Session:
         self._hop_out.send(encode(step))
         self._server.sent.keep(self._sent, step)
 
-    def _send_full_row(self, seq: int) -> None:
-        self.core.check_full_row(seq)
+    def _send_full_row(self, seq: int, row: int) -> None:
+        self.core.check_full_row(seq, row)
         if self._slot is None:
             return
-        self._tell_head(FullRow(seq, self._served.engine.full_row(self._slot, 0).tobytes()))
+        self._tell_head(FullRow(seq, self._served.engine.full_row(self._slot, row).tobytes(), row))
 
     # -- the end
 

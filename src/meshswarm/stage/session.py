@@ -8,13 +8,12 @@ the head believes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.stage.messages import (
     Counters,
     Credit,
-    Dtype,
     Flag,
     Message,
     Open,
@@ -55,25 +54,35 @@ Action = Compute | Forward | Reply
 
 @dataclass(slots=True)
 class Work:
-    """Rows of a session so far. Both ends of a receipt count by this: a step of one row is decode work, of several
-    rows prefill."""
+    """Rows of a session so far. Both ends of a receipt count by this, from the steps alone: a step of one row, or one
+    with a draft, is decode work, any other prefill. A draft's rows are accepted as far as the next step keeps them;
+    what no later step settles counts as not accepted.
+    """
 
     prefill_rows: int = 0
     decode_rows: int = 0
+    drafted_rows: int = 0
+    accepted_rows: int = 0
+    _draft: range = range(0)  # positions of the latest step's guesses
 
     @property
     def rows(self) -> int:
         return self.prefill_rows + self.decode_rows
 
-    def add(self, n_rows: int) -> None:
+    def add(self, step: Step) -> None:
         """One more step."""
-        if n_rows == 1:
-            self.decode_rows += 1
+        kept_to = self._draft.stop if step.truncate_to is None else step.truncate_to
+        self.accepted_rows += max(0, min(kept_to, self._draft.stop) - self._draft.start)
+        end = step.pos0 + step.n_rows
+        self._draft = range(end - step.n_draft, end)
+        self.drafted_rows += step.n_draft
+        if step.n_rows == 1 or step.n_draft:
+            self.decode_rows += step.n_rows
         else:
-            self.prefill_rows += n_rows
+            self.prefill_rows += step.n_rows
 
     def counters(self, bytes_in: int, bytes_out: int) -> Counters:
-        return Counters(self.prefill_rows, self.decode_rows, bytes_in=bytes_in, bytes_out=bytes_out)
+        return Counters(self.prefill_rows, self.decode_rows, self.drafted_rows, self.accepted_rows, bytes_in, bytes_out)
 
 
 def rows_bytes(rows: tuple[Row, ...]) -> int:
@@ -100,7 +109,7 @@ class SpanSession:
     _computing: dict[int, Step] = field(default_factory=dict)
     _rows_computed: int = 0
     _rows_credited: int = 0
-    _last_result_seq: int | None = None
+    _last_result: tuple[int, int] | None = None  # its step and how many rows it has
     input_hash: RowHash = field(init=False)
     output_hash: RowHash = field(init=False)
 
@@ -161,10 +170,10 @@ class SpanSession:
         self._next_seq = step.seq + 1
         self.length += step.n_rows
         self._computing[step.seq] = step
-        self.work.add(step.n_rows)
+        self.work.add(step)
         self._bytes_in += len(step.tokens or step.hidden or b"")
         emits = step.flags & (Flag.EMIT | Flag.REPLAY) == Flag.EMIT and self.opening.returns is Returns.LOGITS
-        return Compute(step, (step.n_rows - 1,) if emits else ())
+        return Compute(step, tuple(range(step.n_rows - step.n_outputs, step.n_rows)) if emits else ())
 
     def _check_window(self, step: Step) -> None:
         """What is kept of a session, computing or waiting for an earlier step, is at most its window."""
@@ -193,14 +202,10 @@ class SpanSession:
         if self.opening.returns is Returns.NEXT:
             assert hidden is not None
             digest = self.output_hash.step(seq, step.pos0, step.n_rows, None, hidden)
-            actions.append(
-                Forward(
-                    Step(seq, step.pos0, step.n_rows, step.truncate_to, step.flags, None, Dtype.F32, hidden, digest)
-                )
-            )
+            actions.append(Forward(replace(step, tokens=None, hidden=hidden, running_hash=digest)))
             self._bytes_out += len(hidden)
         elif rows:
-            self._last_result_seq = seq
+            self._last_result = (seq, len(rows))
             digest = self.output_hash.result(seq, rows)
             actions.append(Reply(Result(seq, rows, digest)))
             self._bytes_out += rows_bytes(rows)
@@ -211,7 +216,8 @@ class SpanSession:
             actions.append(Reply(Credit(self._rows_computed)))
         return actions
 
-    def check_full_row(self, seq: int) -> None:
-        """Raises RemoteProtocolError unless step `seq` gave the latest result and nothing was computed since."""
-        if seq != self._last_result_seq or self._computing:
-            raise RemoteProtocolError(f"all logits of step {seq} were asked for, which are not kept")
+    def check_full_row(self, seq: int, row: int) -> None:
+        """Raises RemoteProtocolError unless step `seq` gave the latest result, it has such a row, and none is newer."""
+        last_seq, n_rows = self._last_result or (None, 0)
+        if seq != last_seq or row >= n_rows or self._computing:
+            raise RemoteProtocolError(f"all logits of row {row} of step {seq} were asked for, which are not kept")

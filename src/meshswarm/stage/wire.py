@@ -10,6 +10,7 @@ not know.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import MAX_LAYERS, Span
 from meshswarm.stage.messages import (
+    MAX_DRAFT,
     MAX_FRAME_BYTES,
     MAX_ROWS_PER_STEP,
     MAX_TEXT,
@@ -72,6 +74,7 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
             return _pack(
                 Kind.STEP, message.seq, message.pos0, message.n_rows, message.truncate_to, message.flags,
                 message.tokens, str(message.dtype), message.hidden, message.running_hash,
+                message.n_outputs,
             )  # fmt: skip
         case Result():
             rows = [[row.ids, row.logits, row.tail_log_mass] for row in message.rows]
@@ -95,9 +98,9 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
         case Hop():
             return _pack(Kind.HOP, message.head.key, message.session)
         case FullRowRequest():
-            return _pack(Kind.FULL_ROW_REQUEST, message.seq)
+            return _pack(Kind.FULL_ROW_REQUEST, message.seq, message.row)
         case FullRow():
-            return _pack(Kind.FULL_ROW, message.seq, message.logits)
+            return _pack(Kind.FULL_ROW, message.seq, message.logits, message.row)
         case Cancel():
             return _pack(Kind.CANCEL)
         case Close():
@@ -120,22 +123,25 @@ class _Fields:
 
     def __init__(self, kind: str, values: list[Any]) -> None:
         self._kind = kind
-        self._values = iter(values)
+        self._values = deque(values)
 
     def _complain(self, name: str, why: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"a {self._kind} message came with a bad {name}: {why}")
 
     def _take(self, name: str) -> Any:
-        try:
-            return next(self._values)
-        except StopIteration:
-            raise self._complain(name, "it is missing") from None
+        if not self._values:
+            raise self._complain(name, "it is missing")
+        return self._values.popleft()
 
     def integer(self, name: str, top: int = _U64) -> int:
         value = self._take(name)
         if type(value) is not int or not 0 <= value <= top:
             raise self._complain(name, f"not an integer from 0 to {top}")
         return value
+
+    def later_integer(self, name: str, top: int, missing: int) -> int:
+        """A field that earlier versions did not send: `missing` stands for it then."""
+        return self.integer(name, top) if self._values else missing
 
     def optional_integer(self, name: str, top: int) -> int | None:
         value = self._take(name)
@@ -271,11 +277,14 @@ def _decode_step(fields: _Fields) -> Step:
         dtype=fields.choice("dtype", Dtype),
         hidden=fields.optional_data("hidden"),
         running_hash=fields.optional_data("running_hash", exact=32),
+        n_outputs=fields.later_integer("n_outputs", 1 + MAX_DRAFT, missing=1),
     )
     if step.n_rows == 0:
         raise RemoteProtocolError("a STEP message came without rows")
-    if (step.tokens is None) == (step.hidden is None):
-        raise RemoteProtocolError("a STEP message must carry either tokens or hidden states")
+    if not 1 <= step.n_outputs <= step.n_rows:
+        raise RemoteProtocolError(f"a STEP message of {step.n_rows} rows asked for the logits of {step.n_outputs}")
+    if step.tokens is None and step.hidden is None:
+        raise RemoteProtocolError("a STEP message must carry tokens or hidden states")
     if step.tokens is not None and len(step.tokens) != 4 * step.n_rows:
         raise RemoteProtocolError("a STEP message came with another number of tokens than rows")
     return step
@@ -300,7 +309,7 @@ def _decode_result(fields: _Fields) -> Result:
 
 
 def _decode_full_row(fields: _Fields) -> FullRow:
-    full = FullRow(fields.integer("seq"), fields.data("logits"))
+    full = FullRow(fields.integer("seq"), fields.data("logits"), fields.later_integer("row", MAX_DRAFT, missing=0))
     if not full.logits or len(full.logits) % 4:
         raise RemoteProtocolError("a FULL_ROW message came with logits that are no whole number of floats")
     return full
@@ -316,7 +325,7 @@ _DECODERS: dict[Kind, Callable[[_Fields], Message]] = {
     Kind.STEP: _decode_step,
     Kind.RESULT: _decode_result,
     Kind.CREDIT: lambda f: Credit(f.integer("rows")),
-    Kind.FULL_ROW_REQUEST: lambda f: FullRowRequest(f.integer("seq")),
+    Kind.FULL_ROW_REQUEST: lambda f: FullRowRequest(f.integer("seq"), f.later_integer("row", MAX_DRAFT, missing=0)),
     Kind.FULL_ROW: _decode_full_row,
     Kind.CANCEL: lambda f: Cancel(),
     Kind.CLOSE: lambda f: Close(),
