@@ -1,0 +1,181 @@
+"""Where a model may be cut, and which zero layers a slice needs behind its own.
+
+The rule this file keeps: what a row's patterns and needs forbid is refused before llama.cpp sees a slice, because
+there the same fault ends the process, or computes wrong numbers without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshswarm.artifacts.container import GgufHeader
+from meshswarm.artifacts.gguf import Hyperparameters, check_hyperparameters
+from meshswarm.errors import ConfigError
+from meshswarm.span import Span
+from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern
+from meshswarm.stage.families.proofs import PROVED_BUILDS, Proofs
+from meshswarm.stage.families.table import FAMILIES, WHOLE_ONLY
+
+
+class IllegalCutError(ConfigError):
+    """This model cannot be cut there, or not at all; the message says why and what can be served instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LegalCuts:
+    """Where spans of a model may start and stop: at `starts`, and stop at its end. `refusal`: why it is never split."""
+
+    n_layers: int
+    starts: tuple[int, ...]
+    refusal: str | None
+
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        if self.refusal is not None:
+            return self.refusal
+        if len(self.starts) == self.n_layers:
+            return f"can be cut between any two of its {self.n_layers} layers"
+        cuts = ", ".join(map(str, self.starts[1:])) or "nothing"
+        return f"can be cut before {cuts} of its layers 0:{self.n_layers}"
+
+    def allow(self, span: Span) -> bool:
+        is_whole = span == Span(0, self.n_layers)
+        ends = (*self.starts, self.n_layers)
+        return is_whole or (self.refusal is None and span.start in self.starts and span.stop in ends)
+
+
+def legal_cuts(header: GgufHeader, proofs: Proofs | None = None) -> LegalCuts:
+    """Where the model whose checked header is `header` may be cut. `proofs`: on which build (None: the installed)."""
+    shape = check_hyperparameters(header)
+    refusal = _refusal(shape, proofs or Proofs.here())
+    if refusal is not None:
+        return LegalCuts(shape.n_layers, (0,), refusal)
+    family = FAMILIES[shape.architecture]
+    starts = range(0, shape.n_layers, family.start_multiple)
+    kind = family.start_kind
+    if kind is not None:
+        facts = layer_facts(header, family, shape.n_layers)
+        return LegalCuts(shape.n_layers, tuple(at for at in starts if at == 0 or kind.is_kind(facts[at])), None)
+    return LegalCuts(shape.n_layers, tuple(starts), None)
+
+
+def check_cut(header: GgufHeader, span: Span, proofs: Proofs | None = None) -> Family | None:
+    """The row to cut `span` by; None when the span is the whole model and nothing is cut.
+
+    Raises IllegalCutError for a span outside the model, a cut that its row does not allow, or a cut of an architecture
+    whose cuts are not proved on this build (`proofs`; None: on the installed one).
+    """
+    shape = check_hyperparameters(header)
+    whole = Span(0, shape.n_layers)
+    if span.stop > shape.n_layers:
+        raise IllegalCutError(f"the layers {span} are outside the model, which has the layers {whole}")
+    if span == whole:
+        return None
+    cuts = legal_cuts(header, proofs)
+    if cuts.refusal is not None:
+        raise IllegalCutError(f"{cuts.refusal}: not as {span}")
+    if not cuts.allow(span):
+        raise IllegalCutError(f"the layers {span} cannot be served alone: this model {cuts.sentence}")
+    return FAMILIES[shape.architecture]
+
+
+def _refusal(shape: Hyperparameters, proofs: Proofs) -> str | None:
+    """Why no model of this architecture is split here."""
+    whole = f"models of the architecture {shape.architecture!r} are served whole (layers 0:{shape.n_layers})"
+    if shape.architecture not in FAMILIES:
+        known = WHOLE_ONLY.get(shape.architecture)
+        if known is not None:
+            return f"{whole}, because {known}"
+        return f"{whole}, because no test has proved yet that they can be split exactly (proved: {_proved()})"
+    if not proofs.cover(shape.architecture):
+        builds = ", ".join(sorted(PROVED_BUILDS))
+        return (
+            f"{whole}, because their cuts are proved with llama-cpp-python {builds} and this is {proofs.build}; "
+            f"`meshswarm models verify` can prove them here"
+        )
+    return None
+
+
+def _proved() -> str:
+    return ", ".join(sorted(FAMILIES))
+
+
+def slice_pads(header: GgufHeader, span: Span) -> tuple[int, ...]:
+    """The model's layers that the zero layers behind the slice `span` are shaped like, in order. `span` is legal.
+
+    A zero layer adds nothing to the residual. A span that gives rows stops before it; a last span computes it in vain.
+    There is one for every kind of layers that the row needs and the span lacks; as many as a number of layers with a
+    meaning of its own takes; and one in every first span: the last layer of a graph drops all rows whose logits nobody
+    wants, and wanting them all would cost a buffer of n_vocab floats a row (measured on SmolLM2: 27 MB at 128 rows and
+    97 MB at 512). Behind a zero layer that is never computed, its rows leave without.
+    """
+    shape = check_hyperparameters(header)
+    family = FAMILIES[shape.architecture]
+    facts = layer_facts(header, family, shape.n_layers)
+    pads = [_last_of(kind, facts) for kind in family.needed_kinds if _is_lacking(kind, facts, span)]
+    # The next layer of the model, where there is one: it continues every period that llama.cpp has in its code.
+    usual = min(span.stop, shape.n_layers - 1)
+    if not pads and span.start == 0:
+        pads.append(usual)
+    if shape.n_layers in family.layer_counts:
+        pads += [usual] * (shape.n_layers - len(span) - len(pads))
+    else:
+        while len(span) + len(pads) in family.layer_counts:
+            pads.append(usual)
+    return tuple(pads)
+
+
+def _is_lacking(kind: LayerKind, facts: Sequence[Facts], span: Span) -> bool:
+    return any(map(kind.is_kind, facts)) and not any(map(kind.is_kind, facts[span.start : span.stop]))
+
+
+def _last_of(kind: LayerKind, facts: Sequence[Facts]) -> int:
+    """A layer of this kind: the last one, since a model's first layers are more often unlike the rest."""
+    return max(layer for layer, fact in enumerate(facts) if kind.is_kind(fact))
+
+
+def layer_facts(header: GgufHeader, family: Family, n_layers: int) -> list[Facts]:
+    """What each of the model's layers is."""
+    columns = {key: _per_layer(header, f"{family.architecture}.{key}", n_layers) for key in family.layer_keys}
+    columns |= {pattern.key: pattern_values(header, family, pattern, n_layers) for pattern in family.patterns}
+    known = {key: values for key, values in columns.items() if values is not None}
+    return [{key: values[layer] for key, values in known.items()} for layer in range(n_layers)]
+
+
+def pattern_values(header: GgufHeader, family: Family, pattern: Pattern, n_layers: int) -> tuple[int, ...] | None:
+    """The value of each layer; None in a model without the pattern."""
+    prefix = family.architecture + "."
+    if pattern.needs_key is not None and not header.scalar(prefix + pattern.needs_key):
+        return None
+    entry = header.metadata.get(prefix + pattern.key)
+    if entry is not None and entry.is_array:
+        return _per_layer(header, prefix + pattern.key, n_layers)
+    period_key = prefix + (pattern.period_key or pattern.key)
+    period = header.scalar(period_key)
+    if period is None:
+        period = pattern.default_period
+    if not isinstance(period, int) or period < 0:
+        raise header.fault(period_key, f"is {period}, not a number of layers")
+    if period == 0:
+        return (pattern.without,) * n_layers
+    different = 0 if pattern.first_differs else period - 1
+    return tuple(int((layer % period == different) == pattern.inverted) for layer in range(n_layers))
+
+
+def _per_layer(header: GgufHeader, key: str, n_layers: int) -> tuple[int, ...] | None:
+    """One integer for each layer, from an array or from one value for all; None when the key is missing."""
+    entry = header.metadata.get(key)
+    if entry is None:
+        return None
+    if not entry.is_array:
+        value = header.scalar(key)
+        if not isinstance(value, int):
+            raise header.fault(key, "is not an integer")
+        return (int(value),) * n_layers
+    values = header.numbers(key)
+    assert values is not None
+    if len(values) < n_layers:
+        raise header.fault(key, f"has {len(values)} items for {n_layers} layers")
+    return tuple(int(value) for value in values[:n_layers])

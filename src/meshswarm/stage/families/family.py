@@ -1,0 +1,112 @@
+"""How the models of one architecture are cut, as data.
+
+The rule this file keeps: a row lists everything a model may have. A setting or a tensor that its row does not list was
+never proved in a part of a model, so a model with it is not split. Names of settings stand without the architecture's
+prefix; a setting in none of the groups is not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+_NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
+_NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
+Facts = Mapping[str, int]
+"""What is known of one layer: the value that each per-layer setting and pattern of its row has there."""
+
+
+class Rollback(Enum):
+    """How a session goes back to an earlier position."""
+
+    KV = "kv"
+    """By dropping the positions after it: exact at any position."""
+    STATE = "state"
+    """Only to a position where its state was saved, or to the very start: its layers keep a running state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A property of layers that llama.cpp derives from a layer's number where a model does not write it out.
+
+    A slice always has it written out, as an array under `key` with one item per layer. A model has that array, or a
+    period: under `period_key`, or the architecture's own `default_period`. In each period one layer, the last
+    (`first_differs`: the first), has 0 here, the others 1. With no period, or one of 0, every layer has `without`.
+    """
+
+    key: str
+    period_key: str | None = None
+    default_period: int = 0
+    first_differs: bool = False
+    without: int = 0
+    needs_key: str | None = None
+    """The pattern is there only in models that have this setting, above 0."""
+    is_bool: bool = True
+    inverted: bool = False
+    """One layer of each period has 1, the others 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layers of which a span needs one, if the model has any: llama.cpp's memory for it must not be empty."""
+
+    name: str
+    is_kind: Callable[[Facts], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A row of the table. Node names are llama.cpp's, of its computation graph."""
+
+    architecture: str
+    capture_node: str = "l_out-{layer}"
+    """The residual after layer {layer}, before the final norm: float32 [n_rows, row_streams * n_embd]."""
+    inject_node: str = "embd"
+    """Carries the token embeddings into layer 0, of the same shape: overwritten with received rows."""
+    row_streams: int = 1
+    needs_tokens: bool = False
+    """Every span needs the rows' token ids beside the rows."""
+    rollback: Rollback = Rollback.KV
+
+    common_keys: frozenset[str] = frozenset()
+    """Mean the same in every span: copied as they are."""
+    uniform_keys: frozenset[str] = frozenset()
+    """As common, and may be an array with one item per layer if all are equal: llama.cpp takes the first for all."""
+    layer_keys: frozenset[str] = frozenset()
+    """One value for all layers, or an array with one item per layer, which is cut."""
+    patterns: tuple[Pattern, ...] = ()
+    count_keys: frozenset[str] = frozenset()
+    """How many layers, from the model's first on, are of some kind: becomes how many of the span's."""
+    first_keys: frozenset[str] = frozenset()
+    """Concern the token embedding alone: kept where tokens enter, dropped in other spans."""
+    dropped_keys: frozenset[str] = frozenset({"nextn_predict_layers"})
+    """Kept in no span."""
+    forced_numbers: Mapping[str, int] = field(default_factory=lambda: _NO_NUMBERS)
+    """Unsigned integers that llama.cpp would guess from the number of layers: written out where a model lacks them."""
+    proved_texts: Mapping[str, frozenset[str]] = field(default_factory=lambda: _NO_TEXTS)
+    """Of the settings that are text: the only values proved."""
+
+    shared_tensors: frozenset[str] = frozenset({"output_norm.weight"})
+    """Tensors outside the layers that every span keeps whole."""
+    last_tensors: frozenset[str] = frozenset()
+    """Tensors outside the layers that only a span with the output head keeps."""
+    needs_output: bool = False
+    """llama.cpp loads no file of it without `output.weight`: spans without the output head hold zeros there."""
+
+    start_multiple: int = 1
+    """Spans start at multiples of this: llama.cpp has a period in its code that no setting moves."""
+    start_kind: LayerKind | None = None
+    """Spans start at layers of this kind only."""
+    needed_kinds: tuple[LayerKind, ...] = ()
+    layer_counts: frozenset[int] = frozenset()
+    """Numbers of layers at which llama.cpp computes otherwise: a slice has one of these exactly if its model has it."""
+
+    def capture_name(self, layer: int) -> str:
+        """Name of the graph node to read after `layer`, counted from 0 within the slice."""
+        return self.capture_node.format(layer=layer)
+
+    def row_width(self, n_embd: int) -> int:
+        """Floats of one position between two spans."""
+        return self.row_streams * n_embd

@@ -1,0 +1,101 @@
+"""The metadata of a slice: the model's, with everything that counts or names layers made right for the slice's own.
+
+The rule this file keeps: a setting is copied only when the family's row says what it means to a part of a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshswarm.artifacts.container import Entry, GgufHeader, ValueType
+from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.span import Span
+from meshswarm.stage.families.cuts import IllegalCutError, pattern_values
+from meshswarm.stage.families.family import Family
+
+_KEPT_GENERAL_KEYS = frozenset(
+    {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is cut out of the model of `header`. `layers`: the model's layers that the slice's stand for, in order, the
+    span's own and behind them those that its zero layers are shaped like. `n_vocab`: rows of the slice's vocabulary."""
+
+    header: GgufHeader
+    family: Family
+    span: Span
+    layers: tuple[int, ...]
+    n_layers: int
+    n_vocab: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.span.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.span.stop == self.n_layers
+
+
+def write_metadata(writer: HeaderWriter, cut: Cut) -> None:
+    """All entries of the slice. Raises IllegalCutError naming the first setting that the row does not list."""
+    header, family = cut.header, cut.family
+    prefix = family.architecture + "."
+    replaced = {"block_count": len(cut.layers), "vocab_size": cut.n_vocab}
+    patterned = {key for pattern in family.patterns for key in (pattern.key, pattern.period_key)}
+    for key, entry in header.metadata.items():
+        name = key.removeprefix(prefix)
+        if key in _KEPT_GENERAL_KEYS:
+            writer.copy(header, entry)
+        elif key.startswith(prefix) and name not in replaced and name not in patterned | family.dropped_keys:
+            _write_setting(writer, cut, name, entry)
+    for name, value in (dict(family.forced_numbers) | replaced).items():
+        if name in replaced or prefix + name not in header.metadata:
+            writer.u32(prefix + name, value)
+    for pattern in family.patterns:
+        values = pattern_values(header, family, pattern, cut.n_layers)
+        if values is not None:
+            kind = ValueType.BOOL if pattern.is_bool else ValueType.UINT32
+            writer.array(prefix + pattern.key, kind, [values[layer] for layer in cut.layers])
+    writer.text("tokenizer.ggml.model", "no_vocab")
+
+
+def _write_setting(writer: HeaderWriter, cut: Cut, name: str, entry: Entry) -> None:
+    header, family = cut.header, cut.family
+    if name in family.count_keys:
+        writer.u32(entry.key, _leading(cut, entry))
+    elif name in family.first_keys:
+        if cut.is_first:
+            writer.copy(header, entry)
+    elif entry.is_array and name in family.layer_keys | family.uniform_keys:
+        values = header.numbers(entry.key)
+        if values is None or len(values) < cut.n_layers:
+            raise header.fault(entry.key, f"has no item for some of the {cut.n_layers} layers")
+        if name in family.uniform_keys and (values != values[0]).any():
+            raise IllegalCutError(f"{header.source} cannot be split: its setting {entry.key} differs between layers")
+        writer.pick_items(header, entry, cut.layers)
+    elif name not in family.uniform_keys | family.common_keys | family.layer_keys:
+        raise IllegalCutError(
+            f"{header.source} cannot be split: no test has proved what its setting {entry.key} means to a part of it"
+        )
+    elif name in family.proved_texts and header.text(entry.key) not in family.proved_texts[name]:
+        raise IllegalCutError(
+            f"{header.source} cannot be split: no test has proved what {header.text(entry.key)!r} as its setting "
+            f"{entry.key} means to a part of it"
+        )
+    else:
+        writer.copy(header, entry)
+
+
+def _leading(cut: Cut, entry: Entry) -> int:
+    """How many of the slice's layers, from its first on, are among the model's first ones that `entry` counts."""
+    n_in_model = cut.header.scalar(entry.key)
+    if not isinstance(n_in_model, int):
+        raise cut.header.fault(entry.key, "is not an integer")
+    are_counted = [layer < n_in_model for layer in cut.layers]
+    n_leading = next((at for at, is_counted in enumerate(are_counted) if not is_counted), len(are_counted))
+    if any(are_counted[n_leading:]):
+        raise IllegalCutError(f"the layers {cut.span} cannot be served alone: {entry.key} counts layers from the first")
+    return n_leading
