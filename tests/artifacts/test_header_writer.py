@@ -16,7 +16,7 @@ def test_what_is_written_reads_back(gguf_recipe: Any, alignment: int) -> None:
     source = parse_container(recipe.header(), recipe.file_length, "source")
     writer = HeaderWriter(alignment)
     writer.copy(source, source.metadata["tokenizer.ggml.tokens"])
-    writer.copy_items(source, source.metadata["tokenizer.ggml.token_type"], 30, 34)
+    writer.pick_items(source, source.metadata["tokenizer.ggml.token_type"], [30, 31, 31, 0])
     writer.u32("general.alignment", alignment)
     writer.text("general.name", "Ünï")
     offsets = [writer.tensor("a", (33,), F32), writer.tensor("b", (32, 3), Q5_0), writer.tensor("c", (1, 1, 1, 2), F16)]
@@ -34,13 +34,18 @@ def test_what_is_written_reads_back(gguf_recipe: Any, alignment: int) -> None:
     assert [tensor.n_bytes for tensor in header.tensors.values()] == [132, 66, 4]
 
 
-def test_the_last_item_is_repeated_past_the_end(gguf_recipe: Any) -> None:
+def test_items_are_picked_in_any_order(gguf_recipe: Any) -> None:
     recipe = gguf_recipe()
     recipe.entries["llama.sizes"] = (ValueType.ARRAY, ValueType.UINT16, [5, 6, 7])
     source = parse_container(recipe.header(), recipe.file_length, "source")
     writer = HeaderWriter()
-    writer.copy_items(source, source.metadata["llama.sizes"], 1, 5)
+    writer.pick_items(source, source.metadata["llama.sizes"], [1, 2, 2, 0])
+    writer.array("llama.flags", ValueType.BOOL, [1, 0, 1])
+    writer.array("llama.counts", ValueType.UINT32, [1 << 31, 2])
     writer.tensor("a", (1,), F32)
     header = parse_container(writer.finish(), 1 << 20, "written")
     sizes = header.numbers("llama.sizes")
-    assert sizes is not None and sizes.tolist() == [6, 7, 7, 7]
+    assert sizes is not None and sizes.tolist() == [6, 7, 7, 5]
+    flags, counts = header.numbers("llama.flags"), header.numbers("llama.counts")
+    assert flags is not None and flags.tolist() == [True, False, True]
+    assert counts is not None and counts.tolist() == [1 << 31, 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.span import Span
 from meshswarm.stage.slicing import write_slice
 
@@ -17,18 +17,18 @@ Cut = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cut]:
-    """`cut(model, span, pad_layers=0)`: the path of that slice; the model itself where the span is the whole of it."""
+    """`cut(model, span, pads=None)`: the path of that slice; the model itself where the span is the whole of it."""
     folder = tmp_path_factory.mktemp("slices")
-    made: dict[tuple[Path, Span, int], Path] = {}
+    made: dict[tuple[Path, Span, tuple[int, ...] | None], Path] = {}
 
-    def path_of(model: Path, span: Span, pad_layers: int = 0) -> Path:
+    def path_of(model: Path, span: Span, pads: tuple[int, ...] | None = None) -> Path:
         header = read_header(model)
-        if len(span) == header.scalar("llama.block_count") and not pad_layers:
+        if len(span) == check_hyperparameters(header).n_layers:
             return model
-        key = (model, span, pad_layers)
+        key = (model, span, pads)
         if key not in made:
             made[key] = folder / f"{len(made)}.gguf"
-            write_slice(model, header, span, made[key], pad_layers=pad_layers)
+            write_slice(model, header, span, made[key], pads=pads)
         return made[key]
 
     yield path_of

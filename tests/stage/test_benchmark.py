@@ -9,7 +9,7 @@ from meshswarm.span import Span
 from meshswarm.stage.benchmark import measure
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import SliceShape
-from meshswarm.stage.families import FAMILIES
+from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import LlamaSpan
 
 

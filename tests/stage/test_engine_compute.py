@@ -15,10 +15,10 @@ from tests.stage.conftest import Cut
 
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.span import Span
-from meshswarm.stage.engine import padding
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import EngineError, EngineInputError, Job, JobResult, SliceShape
-from meshswarm.stage.families import FAMILIES, Family
+from meshswarm.stage.families.family import Family
+from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import LlamaSpan
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.tap import TapError, native_available
@@ -187,8 +187,7 @@ def test_hidden_states_enter_a_first_span_too(load: Load, tiny: Path, cut: Cut) 
 
 def test_a_padded_first_span_gives_the_same_rows_without_wanting_logits(load: Load, tiny: Path, cut: Cut) -> None:
     span = Span(0, 2)
-    assert [padding(each, N_LAYERS) for each in (span, Span(1, 3), Span(2, 4), WHOLE)] == [1, 0, 0, 0]
-    plain, lean = load(cut(tiny, span), span), load(cut(tiny, span, padding(span, N_LAYERS)), span)
+    plain, lean = load(cut(tiny, span, pads=()), span), load(cut(tiny, span), span)
     rows = [hidden(computer, job(0, 0, 2, tokens=IDS[:6]))[0] for _, computer in (plain, lean)]
     assert np.array_equal(*rows)
     assert plain[0].wanted[:6].all() and not lean[0].wanted[:6].any()

@@ -42,7 +42,9 @@ def unsplit(smollm2: Path) -> Iterator[Unsplit]:
     model.close()
 
 
-def load(cut: Cut, model: Path, *spans: Span, pads: int = 0, n_slots: int = 2, **options: bool) -> list[SpanEngine]:
+def load(
+    cut: Cut, model: Path, *spans: Span, pads: tuple[int, ...] | None = None, n_slots: int = 2, **options: bool
+) -> list[SpanEngine]:
     """One running engine for each span."""
     return [start(cut(model, span, pads), span, n_slots, **options) for span in spans]
 
@@ -149,7 +151,7 @@ async def test_an_early_exit_joins_overlapping_spans(
 
 
 async def test_a_padding_layer_changes_nothing(cut: Cut, smollm2: Path, short_run: list[NDArray[np.float32]]) -> None:
-    engines = load(cut, smollm2, Span(0, 12), Span(12, 30), pads=1, n_slots=1)
+    engines = load(cut, smollm2, Span(0, 12), Span(12, 30), pads=(29,), n_slots=1)
     await assert_short_run(through(engines, 12, 30), short_run)
     await stop_all(engines)
 

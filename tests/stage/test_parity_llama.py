@@ -22,7 +22,7 @@ from tests.stage.llama_models import HEADS, KV_HEADS, N_LAYERS, N_VOCAB, TinyLla
 from tests.stage.unsplit import Unsplit
 
 from meshswarm.span import Span
-from meshswarm.stage.engine import EngineInputError, SpanEngine, padding
+from meshswarm.stage.engine import EngineInputError, SpanEngine
 from meshswarm.stage.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 
 N_CTX = 128
@@ -173,11 +173,6 @@ def start(path: Path, span: Span) -> SpanEngine:
     return engine
 
 
-def cut_for(cut: Cut, path: Path, span: Span) -> Path:
-    """The slice a peer would load."""
-    return cut(path, span, padding(span, N_LAYERS))
-
-
 @pytest.fixture(scope="module", params=MODELS.values(), ids=list(MODELS))
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     """A model, and the models that lack what it is about."""
@@ -197,7 +192,7 @@ def unsplit(written: tuple[Path, list[Path]]) -> Iterator[Unsplit]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(cut: Cut, written: tuple[Path, list[Path]], unsplit: Unsplit) -> AsyncIterator[Served]:
     spans = {span for spans in [*CHAINS, SINGLES] for span in spans}
-    engines = {span: start(cut_for(cut, written[0], span), span) for span in spans}
+    engines = {span: start(cut(written[0], span), span) for span in spans}
     yield Served(*written, unsplit, engines)
     await stop_all(list(engines.values()))
 
@@ -219,7 +214,7 @@ async def test_the_comparison_notices_a_slice_without_the_feature(cut: Cut, serv
     expected = served.conversation(Profile.FAST).steps[0]
     last = Span(2, N_LAYERS)
     for path in served.impostors:
-        impostor = start(cut_for(cut, path, last), last)
+        impostor = start(cut(path, last), last)
         with Session([(served.engines[Span(0, 2)], 2), (impostor, N_LAYERS)], Profile.FAST) as session:
             assert not np.array_equal(await session.rows(expected.tokens, range(len(expected.tokens))), expected.logits)
         await impostor.stop()
@@ -248,7 +243,7 @@ async def test_in_the_encodings_of_the_exact_profile_no_bit_depends_on_the_numbe
 
 async def test_a_model_in_other_encodings_has_no_exact_profile(cut: Cut, tmp_path: Path) -> None:
     middle = Span(1, 2)
-    engine = start(cut_for(cut, Q4_K_MEDIUM.write(tmp_path / "model.gguf"), middle), middle)
+    engine = start(cut(Q4_K_MEDIUM.write(tmp_path / "model.gguf"), middle), middle)
     slot = engine.acquire_slot()
     assert slot is not None
     rows = np.zeros((2, engine.n_embd), np.float32)

@@ -15,10 +15,10 @@ import pytest
 
 from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.store import Store
-from meshswarm.errors import ArtifactError, ConfigError
+from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage import slices as slices_module
-from meshswarm.stage.families import IllegalCutError
+from meshswarm.stage.families.cuts import IllegalCutError
 from meshswarm.stage.slices import Slices
 
 
@@ -68,8 +68,6 @@ def test_slices_are_cut_once_probed_once_and_found_again(
         assert again.file(info.model_id, Span(1, 3)) == first
     assert first.path.stat().st_mtime_ns == stamp
     assert probes == [first.path]
-    padded = slices.file(info.model_id, Span(1, 3), pad_layers=1).path
-    assert padded.name == "1-3+1.gguf"
     other = Store(tmp_path / "elsewhere")
     other.import_file(tiny)
     assert Slices(other, tmp_path / "elsewhere").file(info.model_id, Span(1, 3)).root == first.root
@@ -109,8 +107,6 @@ def test_the_whole_model_is_its_own_file(store: Store, slices: Slices, tiny: Pat
     assert (whole.path, whole.root, whole.n_bytes) == (tiny, file_root(tiny), tiny.stat().st_size)
     slices.file(info.model_id, Span(0, 4))
     assert probes == [tiny]
-    with pytest.raises(ConfigError, match="takes no padding"):
-        slices.file(info.model_id, Span(0, 4), pad_layers=1)
     with pytest.raises(IllegalCutError, match="the layers 0:5 are outside the model"):
         slices.file(info.model_id, Span(0, 5))
 

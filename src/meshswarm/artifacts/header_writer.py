@@ -7,6 +7,7 @@ peers who cut the same slice of the same model hold the same file.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from meshswarm.artifacts.container import (
     DEFAULT_ALIGNMENT,
@@ -33,14 +34,18 @@ class HeaderWriter:
         """The entry as it is in `header`."""
         self._entries.append(header.raw[entry.start : entry.end])
 
-    def copy_items(self, header: GgufHeader, entry: Entry, start: int, stop: int) -> None:
-        """The items `[start, stop)` of a numeric array entry; the last one again for every item past its end."""
+    def pick_items(self, header: GgufHeader, entry: Entry, indices: Sequence[int]) -> None:
+        """The items at `indices` of a numeric array entry, in that order."""
         width = (entry.end - entry.value_start) // entry.n_items
-        items = header.raw[entry.value_start : entry.end]
-        picked = items[start * width : stop * width]
-        picked += items[-width:] * (stop - start - len(picked) // width)
-        head = struct.pack("<IIQ", ValueType.ARRAY, entry.item_type, stop - start)
-        self._entries.append(_string(entry.key) + head + picked)
+        starts = [entry.value_start + index * width for index in indices]
+        head = struct.pack("<IIQ", ValueType.ARRAY, entry.item_type, len(indices))
+        self._entries.append(_string(entry.key) + head + b"".join(header.raw[at : at + width] for at in starts))
+
+    def array(self, key: str, item_type: ValueType, values: Sequence[int]) -> None:
+        """An array of booleans or 32-bit unsigned integers."""
+        code = {ValueType.BOOL: "?", ValueType.UINT32: "I"}[item_type]
+        head = struct.pack("<IIQ", ValueType.ARRAY, item_type, len(values))
+        self._entries.append(_string(key) + head + struct.pack(f"<{len(values)}{code}", *values))
 
     def u32(self, key: str, value: int) -> None:
         self._entries.append(_string(key) + struct.pack("<II", ValueType.UINT32, value))

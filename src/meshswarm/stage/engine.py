@@ -35,7 +35,7 @@ from meshswarm.stage.engine_jobs import (
     TopK,
     check_job,
 )
-from meshswarm.stage.families import FAMILIES
+from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
 from meshswarm.stage.profile import exact_obstacle
 
@@ -49,20 +49,9 @@ __all__ = [
     "SpanEngine",
     "Speed",
     "TopK",
-    "padding",
 ]
 
 OnDone = Callable[[JobResult | Exception], None]
-
-
-def padding(span: Span, n_layers: int) -> int:
-    """How many zero layers a slice should end in (`write_slice`'s `pad_layers`) for an engine that needs little memory.
-
-    The last layer of a graph drops all rows whose logits nobody wants. In a span that gives rows, not logits, but has
-    the vocabulary, the first one, wanting them all would cost a buffer of n_vocab floats a row: measured on SmolLM2,
-    27 MB at 128 rows and 97 MB at 512. Behind a zero layer that is never computed, its rows leave without.
-    """
-    return 1 if span.start == 0 and span.stop < n_layers else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from meshswarm.errors import MeshswarmError
 from meshswarm.stage.engine_jobs import EngineError, Job, JobResult, SliceShape, TopK, check_position
 from meshswarm.stage.engine_topk import TopKReducer
-from meshswarm.stage.families import Family
+from meshswarm.stage.families.family import Family
 from meshswarm.stage.llama import LlamaSpan
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.tap import Port

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, write_json
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf import read_header
 from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text
 from meshswarm.artifacts.probe import engine_build, probe
 from meshswarm.artifacts.store import Store
-from meshswarm.errors import ConfigError
 from meshswarm.span import Span
-from meshswarm.stage.families import check_cut
+from meshswarm.stage.families.cuts import check_cut
+from meshswarm.stage.families.proofs import Proofs
 from meshswarm.stage.slicing import SLICE_FORMAT, write_slice
 
 
@@ -42,36 +42,34 @@ class Slices:
         self._store = store
         self._folder = home / "slices"
         self._probed_folder = home / "probed"
+        self._proofs_folder = home / "proofs"
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._locks_guard = threading.Lock()
 
-    def file(self, model_id: bytes, span: Span, *, pad_layers: int = 0) -> SliceFile:
+    def file(self, model_id: bytes, span: Span) -> SliceFile:
         """The file to load for `span`, cut if need be and loaded once in a child process. Blocking.
 
         Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
         """
         header = self._store.header(model_id)
-        known = check_hyperparameters(header)
-        family = check_cut(known.architecture, known.n_layers, span)
+        proofs = Proofs.here(self._proofs_folder)
+        family = check_cut(header, span, proofs)
         source = self._store.path(model_id)
         if family is not None:
-            return self._cut(model_id, span, source, pad_layers)
-        if pad_layers:
-            raise ConfigError("a whole model is loaded as it is: it takes no padding layers")
+            return self._cut(model_id, span, source, proofs)
         root = self._store.file_root(model_id)
         self._probe_once(source, root)
         return SliceFile(source, root, header.file_length)
 
-    def _cut(self, model_id: bytes, span: Span, source: Path, pad_layers: int) -> SliceFile:
+    def _cut(self, model_id: bytes, span: Span, source: Path, proofs: Proofs) -> SliceFile:
         """The slice of `source`, a checked file of the model."""
         folder = self._folder / model_id_text(model_id)
-        padding = f"+{pad_layers}" if pad_layers else ""
-        path = folder / f"{span.start}-{span.stop}{padding}.gguf"
+        path = folder / f"{span.start}-{span.stop}.gguf"
         with self._lock(path):
             slice_file = _noted(path)
             if slice_file is None:
                 sweep_temporaries(folder)
-                write_slice(source, self._store.header(model_id), span, path, pad_layers=pad_layers)
+                write_slice(source, self._store.header(model_id), span, path, proofs=proofs)
                 read_header(path)
                 slice_file = SliceFile(path, file_root(path), path.stat().st_size)
                 _note(slice_file)

@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from meshswarm.artifacts.container import F16, F32, Q5_0, Entry, GgufHeader, Tensor, TensorType, tensor_bytes
+from meshswarm.artifacts.container import F16, F32, Q5_0, GgufHeader, Tensor, TensorType, tensor_bytes
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.errors import ArtifactError
 from meshswarm.span import MAX_LAYERS, Span
-from meshswarm.stage.families import Family, IllegalCutError, check_cut
+from meshswarm.stage.families.cuts import IllegalCutError, check_cut, slice_pads
+from meshswarm.stage.families.proofs import Proofs
+from meshswarm.stage.slicing_metadata import Cut, write_metadata
 
-SLICE_FORMAT = 1
+SLICE_FORMAT = 2
 """Rises when the same span comes out as different bytes: older slices are cut again."""
 MIDDLE_VOCABULARY = 32
 """Rows of the token embedding in a span that neither takes tokens nor gives logits."""
 _COPY_BYTES = 1 << 20
-_KEPT_GENERAL_KEYS = frozenset(
-    {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,23 @@ class _Piece:
     source: int | None
 
 
-def write_slice(source: Path, header: GgufHeader, span: Span, target: Path, *, pad_layers: int = 0) -> None:
+def write_slice(
+    source: Path,
+    header: GgufHeader,
+    span: Span,
+    target: Path,
+    *,
+    proofs: Proofs | None = None,
+    pads: tuple[int, ...] | None = None,
+) -> None:
     """Write the layers `span` of the model in `source`, whose checked header is `header`, to `target`.
 
-    `pad_layers` appends that many all-zero layers, shaped like the last real one: never computed by a span that stops
-    at its last real layer, an identity otherwise. They are holes in the file. `target` appears complete or not at all.
-    Raises IllegalCutError for a cut that is not proved exact, ArtifactError when reading or writing fails.
+    `pads`: the model's layers that the all-zero layers behind the real ones are shaped like (None: those that
+    `slice_pads` names); they are holes in the file. `target` appears complete or not at all. Raises IllegalCutError for
+    a cut that is not proved exact (on the builds of `proofs`; None: on the installed one), ArtifactError when reading
+    or writing fails.
     """
-    writer, placed = _plan(header, span, pad_layers)
+    writer, placed = _plan(header, span, proofs, pads)
     try:
         _write_file(source, target, writer, placed)
     except OSError as error:
@@ -58,66 +66,29 @@ def write_slice(source: Path, header: GgufHeader, span: Span, target: Path, *, p
         ) from error
 
 
-def _plan(header: GgufHeader, span: Span, pad_layers: int) -> tuple[HeaderWriter, list[tuple[int, _Piece]]]:
+def _plan(
+    header: GgufHeader, span: Span, proofs: Proofs | None, pads: tuple[int, ...] | None
+) -> tuple[HeaderWriter, list[tuple[int, _Piece]]]:
     """The slice's header, and its tensors with their offsets in the data section."""
     shape = check_hyperparameters(header)
-    family = check_cut(shape.architecture, shape.n_layers, span)
+    family = check_cut(header, span, proofs)
     if family is None:
         raise IllegalCutError(f"the layers {span} are the whole model: its file is used as it is")
-    if len(span) + pad_layers > MAX_LAYERS:
-        raise IllegalCutError(f"{pad_layers} padding layers are too many beside the layers {span}")
-    is_last = span.stop == shape.n_layers
-    is_middle = span.start > 0 and not is_last
-    n_vocab = min(MIDDLE_VOCABULARY, shape.n_vocab) if is_middle else shape.n_vocab
+    layers = (*range(span.start, span.stop), *(slice_pads(header, span) if pads is None else pads))
+    if len(layers) > MAX_LAYERS:
+        raise IllegalCutError(f"{len(layers) - len(span)} padding layers are too many beside the layers {span}")
+    is_middle = span.start > 0 and span.stop < shape.n_layers
+    needs_vocabulary = not is_middle or family.needs_tokens
+    n_vocab = shape.n_vocab if needs_vocabulary else min(MIDDLE_VOCABULARY, shape.n_vocab)
+    cut = Cut(header, family, span, layers, shape.n_layers, n_vocab)
     writer = HeaderWriter(header.alignment)
-    _write_metadata(writer, header, family, span, pad_layers, n_vocab)
-    pieces = _pieces(header, family, span, pad_layers, n_vocab, is_last=is_last)
-    return writer, [(writer.tensor(piece.name, piece.dims, piece.type), piece) for piece in pieces]
+    write_metadata(writer, cut)
+    return writer, [(writer.tensor(piece.name, piece.dims, piece.type), piece) for piece in _pieces(cut)]
 
 
-def _write_metadata(
-    writer: HeaderWriter, header: GgufHeader, family: Family, span: Span, pad_layers: int, n_vocab: int
-) -> None:
-    prefix = family.architecture + "."
-    replaced = {prefix + "block_count": len(span) + pad_layers, prefix + "vocab_size": n_vocab}
-    for key, entry in header.metadata.items():
-        if key in replaced:
-            continue
-        if key in _KEPT_GENERAL_KEYS:
-            writer.copy(header, entry)
-        elif key.startswith(prefix):
-            _copy_hyperparameter(writer, header, entry, family, span, pad_layers)
-    for key, value in replaced.items():
-        writer.u32(key, value)
-    writer.text("tokenizer.ggml.model", "no_vocab")
-
-
-def _copy_hyperparameter(
-    writer: HeaderWriter, header: GgufHeader, entry: Entry, family: Family, span: Span, pad_layers: int
-) -> None:
-    name = entry.key.removeprefix(family.architecture + ".")
-    if entry.is_array and name in family.uniform_keys:
-        values = header.numbers(entry.key)
-        if values is None or (values != values[0]).any():
-            raise IllegalCutError(f"{header.source} cannot be split: its setting {entry.key} differs between layers")
-        writer.copy_items(header, entry, span.start, span.stop + pad_layers)
-    elif name not in family.uniform_keys | family.common_keys:
-        raise IllegalCutError(
-            f"{header.source} cannot be split: no test has proved what its setting {entry.key} means to a part of it"
-        )
-    elif name in family.proved_texts and header.text(entry.key) not in family.proved_texts[name]:
-        raise IllegalCutError(
-            f"{header.source} cannot be split: no test has proved what {header.text(entry.key)!r} as its setting "
-            f"{entry.key} means to a part of it"
-        )
-    else:
-        writer.copy(header, entry)
-
-
-def _pieces(
-    header: GgufHeader, family: Family, span: Span, pad_layers: int, n_vocab: int, *, is_last: bool
-) -> list[_Piece]:
-    """The slice's tensors, in the order of the model's file, padding layers at the end."""
+def _pieces(cut: Cut) -> list[_Piece]:
+    """The slice's tensors, in the order of the model's file, zero layers at the end."""
+    header, family, span = cut.header, cut.family, cut.span
     pieces = []
     for tensor in header.tensors.values():
         match = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
@@ -125,45 +96,46 @@ def _pieces(
             if int(match[1]) in span:
                 pieces.append(_copied(header, tensor, f"blk.{int(match[1]) - span.start}.{match[2]}"))
         elif tensor.name == "token_embd.weight":
-            pieces.append(_embedding(header, tensor, n_vocab, is_needed=span.start == 0 or _is_tied(header)))
+            pieces.append(_embedding(cut, tensor))
         elif tensor.name == "output.weight":
-            if is_last:
+            if cut.is_last:
                 pieces.append(_copied(header, tensor, tensor.name))
-        elif tensor.name in family.shared_tensors:
+            elif family.needs_output:
+                pieces.append(_zeros(tensor.name, (tensor.dims[0], cut.n_vocab)))
+        elif tensor.name in family.shared_tensors or (tensor.name in family.last_tensors and cut.is_last):
             pieces.append(_copied(header, tensor, tensor.name))
-        else:
+        elif tensor.name not in family.last_tensors:
             raise IllegalCutError(
                 f"{header.source} cannot be split: no test has proved which spans need its tensor {tensor.name}"
             )
-    last_prefix = f"blk.{span.stop - 1}."
-    for pad in range(pad_layers):
-        for tensor in header.tensors.values():
-            if tensor.name.startswith(last_prefix):
-                name = f"blk.{len(span) + pad}.{tensor.name.removeprefix(last_prefix)}"
-                pieces.append(_zeros(name, tensor.dims))
+    for at, layer in enumerate(cut.layers[len(span) :], start=len(span)):
+        prefix = f"blk.{layer}."
+        pieces += [
+            _zeros(f"blk.{at}.{tensor.name.removeprefix(prefix)}", tensor.dims, is_float32=tensor.type is F32)
+            for tensor in header.tensors.values()
+            if tensor.name.startswith(prefix)
+        ]
     return pieces
-
-
-def _is_tied(header: GgufHeader) -> bool:
-    return "output.weight" not in header.tensors
 
 
 def _copied(header: GgufHeader, tensor: Tensor, name: str) -> _Piece:
     return _Piece(name, tensor.dims, tensor.type, tensor.n_bytes, header.data_offset + tensor.offset)
 
 
-def _embedding(header: GgufHeader, tensor: Tensor, n_vocab: int, *, is_needed: bool) -> _Piece:
+def _embedding(cut: Cut, tensor: Tensor) -> _Piece:
     """The token embedding's first `n_vocab` rows; zeros where only its shape matters."""
-    dims = (tensor.dims[0], n_vocab)
-    if not is_needed and n_vocab > MIDDLE_VOCABULARY:
+    dims = (tensor.dims[0], cut.n_vocab)
+    serves_as_output = cut.is_last and "output.weight" not in cut.header.tensors
+    if not (cut.is_first or serves_as_output) and cut.n_vocab > MIDDLE_VOCABULARY:
         return _zeros(tensor.name, dims)
-    n_bytes = tensor.n_bytes // tensor.dims[1] * n_vocab
-    return _Piece(tensor.name, dims, tensor.type, n_bytes, header.data_offset + tensor.offset)
+    n_bytes = tensor.n_bytes // tensor.dims[1] * cut.n_vocab
+    return _Piece(tensor.name, dims, tensor.type, n_bytes, cut.header.data_offset + tensor.offset)
 
 
-def _zeros(name: str, dims: tuple[int, ...]) -> _Piece:
-    """A tensor of zeros in a cheap encoding that no CPU back-end copies into memory of its own to repack it."""
-    if len(dims) == 1:
+def _zeros(name: str, dims: tuple[int, ...], *, is_float32: bool = False) -> _Piece:
+    """A tensor of zeros, in float32 (some operations take nothing else) or in a cheap encoding that no CPU back-end
+    copies into memory of its own to repack it."""
+    if len(dims) == 1 or is_float32:
         zero_type = F32
     else:
         zero_type = F16 if dims[0] % Q5_0.block_elements else Q5_0
