@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -144,12 +145,14 @@ def even_spans(count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def chain(folder: Path, spans: Sequence[str], name: str, *options: str) -> Iterator[list[PeerProcess]]:
+def chain(
+    folder: Path, spans: Sequence[str], name: str, *options: str, model: str = MODEL
+) -> Iterator[list[PeerProcess]]:
     """One peer per span on this machine, each told of the one before it, all ready and with a route over all layers."""
     with contextlib.ExitStack() as stack:
         peers: list[PeerProcess] = []
         for index, span in enumerate(spans):
-            arguments = ["--model", MODEL, "--layers", span, "--swarm", name, *options]
+            arguments = ["--model", model, "--layers", span, "--swarm", name, *options]
             arguments += ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
             if peers:
                 arguments += ["--join", peers[-1].address]
@@ -169,8 +172,18 @@ class Streamed:
 
     text: str
     times_s: list[float]
-    completion_tokens: int
+    usage: dict[str, Any]
+    timings: dict[str, Any]
     details: dict[str, Any]  # the last chunk's `meshswarm` object: the route
+
+    @property
+    def completion_tokens(self) -> int:
+        return int(self.usage["completion_tokens"])
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds until the first piece of text."""
+        return self.times_s[0]
 
     @property
     def tpot_s(self) -> float:
@@ -197,22 +210,37 @@ def ask(api: str, path: str, body: dict[str, Any], before: Sequence[str] = ()) -
         return Streamed(**json.loads(done.stdout))
     times_s: list[float] = []
     text: list[str] = []
-    tokens = 0
-    details: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     started_s = time.perf_counter()
-    for chunk in _chunks(api, path, {**body, "stream": True, "stream_options": {"include_usage": True}}):
+    lines = list(_lines(api, path, {**body, "stream": True, "stream_options": {"include_usage": True}}))
+    for came_s, line in lines:
+        chunk = json.loads(line)
+        if "error" in chunk:
+            raise PeerFailure(f"the answer broke off: {chunk['error'].get('message')}")
         for choice in chunk["choices"]:
             piece = choice.get("text") or choice.get("delta", {}).get("content")
             if piece:
-                times_s.append(time.perf_counter() - started_s)
+                times_s.append(came_s - started_s)
                 text.append(piece)
-        if chunk.get("usage"):
-            tokens = chunk["usage"]["completion_tokens"]
-        details = chunk.get("meshswarm") or details
-    return Streamed("".join(text), times_s, tokens, details)
+        last |= {name: value for name, value in chunk.items() if value}
+    return Streamed("".join(text), times_s, last["usage"], last.get("timings", {}), last.get("meshswarm", {}))
 
 
-def _chunks(api: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def ask_together(api: str, path: str, bodies: Sequence[dict[str, Any]]) -> list[Streamed]:
+    """Send all requests at the same moment. Raises PeerFailure when one of them fails."""
+    together = threading.Barrier(len(bodies))
+
+    def ask_one(body: dict[str, Any]) -> Streamed:
+        together.wait()
+        return ask(api, path, body)
+
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        return list(threads.map(ask_one, bodies))
+
+
+def _lines(api: str, path: str, body: dict[str, Any]) -> Iterator[tuple[float, bytes]]:
+    """When each event came, and its JSON, which the caller reads when all are there: a client shares the cores with
+    what it measures."""
     url = urlsplit(api)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=ANSWER_TIMEOUT_S)
     try:
@@ -221,11 +249,8 @@ def _chunks(api: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any
         if response.status != 200:
             raise PeerFailure(f"{api}{path} answered {response.status}: {response.read().decode(errors='replace')}")
         for line in response:
-            if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise PeerFailure(f"the answer broke off: {chunk['error'].get('message')}")
-                yield chunk
+            if line.startswith(b"data: {"):
+                yield time.perf_counter(), line[6:]
     except OSError as error:
         raise PeerFailure(f"{api} does not answer: {error}") from error
     finally:

@@ -11,45 +11,16 @@ measured too.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import secrets
-import signal
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 from baseline import Baseline, tokenize
-from peers import MODEL, PeerProcess, ask, even_spans, fetch_model, machine, scratch_folder, wait_for_route
+from hosts import measured_rtt_s, network, on_host, peers_on
+from peers import MODEL, PeerProcess, ask, even_spans, fetch_model, machine, scratch_folder
 from split_tpot import PROMPT
 
 from meshswarm.artifacts import sources
 
-WAN = [sys.executable, str(Path(__file__).parents[1] / "wan.py")]
 ALLOWED_MS_A_HOP = 1.5
-PORT = 4000
-ECHO = """
-import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.bind(("0.0.0.0", 9000))
-print("listening", flush=True)
-while True:
-    data, sender = s.recvfrom(2048)
-    s.sendto(data, sender)
-"""
-PING = """
-import socket, statistics, time
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.settimeout(5)
-times = []
-for _ in range(21):
-    started = time.perf_counter()
-    s.sendto(bytes(1200), ("10.99.0.2", 9000))
-    s.recv(2048)
-    times.append(time.perf_counter() - started)
-print(statistics.median(times))
-"""
 
 
 def main() -> None:
@@ -69,58 +40,8 @@ def main() -> None:
         for rtt_ms in options.rtt:
             for spans in options.spans:
                 case = folder / f"{rtt_ms:g}-{spans}"
-                with network(spans, rtt_ms) as prefix, peers_on(prefix, case, spans) as head:
+                with network(spans, rtt_ms) as prefix, peers_on(prefix, case, even_spans(spans)) as head:
                     report(prefix, head, baseline, prompt, rtt_ms, spans, options)
-
-
-@contextlib.contextmanager
-def network(hosts: int, rtt_ms: float) -> Iterator[str]:
-    """Hosts that far apart; gives the prefix of their namespaces."""
-    prefix = "bench" + "".join(chr(ord("a") + byte % 26) for byte in secrets.token_bytes(4))
-    command = [*WAN, "--prefix", prefix, "up", "--hosts", str(hosts), "--rtt", str(rtt_ms)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        if "hosts up" not in process.stdout.readline():
-            sys.exit("wan_tpot: the emulated network did not come up; see above")
-        yield prefix
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-
-
-def on_host(prefix: str, host: int) -> list[str]:
-    return ["ip", "netns", "exec", f"{prefix}{host}"]
-
-
-@contextlib.contextmanager
-def peers_on(prefix: str, folder: Path, spans: int) -> Iterator[PeerProcess]:
-    """A peer per host and span; gives the head, which has the first span."""
-    name = f"bench-{secrets.token_hex(4)}"
-    with contextlib.ExitStack() as stack:
-        peers: list[PeerProcess] = []
-        for host, span in enumerate(even_spans(spans)):
-            arguments = ["--model", MODEL, "--layers", span, "--swarm", name, "--threads", "1"]
-            arguments += ["--listen", f"10.99.0.{host + 1}:{PORT}", "--api", "127.0.0.1:0"]
-            if peers:
-                arguments += ["--join", peers[0].address]
-            peer = PeerProcess(folder / str(host), *arguments, before=on_host(prefix, host))
-            peers.append(stack.enter_context(peer).wait_ready())
-        wait_for_route(peers[0].api, on_host(prefix, 0))
-        yield peers[0]
-
-
-def measured_rtt_s(prefix: str) -> float:
-    """Median round trip of a full datagram between hosts 0 and 1."""
-    echo = subprocess.Popen([*on_host(prefix, 1), sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
-    try:
-        assert echo.stdout is not None
-        echo.stdout.readline()
-        command = [*on_host(prefix, 0), sys.executable, "-c", PING]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    finally:
-        echo.kill()
-        echo.wait()
 
 
 def report(
