@@ -1,9 +1,9 @@
 """Guessing the next tokens from what was already said: the continuation of the longest earlier match.
 
-The rule this file keeps: a guess costs a bounded amount of work and memory however long the text is. Every place of the
-text is filed under a hash of the few tokens before it, as in LZ77's hash chains (RFC 1951, section 4; prompt lookup
-decoding is the same idea applied to drafts). A lookup walks at most `MAX_CANDIDATES` places, the newest first, and keeps
-following the match it is in, which no walk has to find again.
+The rule this file keeps: a guess costs a bounded amount of work, however long the text is. Every place of the text is
+filed under a hash of the few tokens before it, as in LZ77's hash chains (RFC 1951, section 4; prompt lookup decoding is
+the same idea applied to drafts). A lookup walks at most `MAX_CANDIDATES` places, the newest first, and keeps following
+the match it is in, which no walk has to find again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed next tokens. `match`: how many tokens before them stood before the place they were copied from too; 0 when
-    there is no draft."""
+    """Guessed next tokens. `match`: how many tokens before them also stood before the place they were copied from; 0
+    when there is no draft."""
 
     tokens: tuple[int, ...] = ()
     match: int = 0

@@ -1,0 +1,224 @@
+"""How many guessed tokens to send along with the next one: as many as pay, on this route, now.
+
+A step that carries a window of k guessed tokens takes longer than a plain one and gives between 1 and k + 1 tokens. The
+rule this file keeps: against no speculation, it may lose at most `ALLOWANCE` of the time, and a step or so at once. Two
+things are learned to keep it. How often guesses come true is learned for nothing, by comparing every guess with what
+was said, sent or not. What a window costs is learned by trying it: sizes are tried from small to large, only while the
+guesses are good enough for it, only within what may be lost, and a size that did not pay is tried again after ever
+longer pauses.
+
+Nothing here reads a clock or draws a number: seconds come in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from meshswarm.head.drafting import Draft
+
+WINDOWS = (0, 1, 2, 3, 5, 7, 11, 15)
+"""Few sizes, so that each is measured often; with the row before them, whole multiples of 2 and 4 from 3 on."""
+MAX_WINDOW = WINDOWS[-1]
+ALLOWANCE = 0.01
+"""Of the time. Half of the 2 % that are promised: what is known of a step's cost is an estimate."""
+MARGIN = 1.03  # a window has to promise so much more speed than none, or its noise decides
+PLAIN_TRIES = 2  # plain steps before anything is compared with them
+REFRESH_STEPS = 96  # so often a plain step is measured again while windows pay
+FIRST_PAUSE_STEPS = 32
+LONGEST_PAUSE_STEPS = 2048
+_COST_WEIGHT = 0.2  # of a new measurement; more while there are few
+_STALE_WEIGHT = 0.5
+_OUTLIER = 4.0  # times what is usual
+_CHEAPEST_ROW = 0.03  # of a plain step: what a further row costs at least, as far as hope goes
+_MATCH_CLASSES = (2, 3, 4, 6, 9, 13, 19, 27, 40)
+_FIRST_CHANCES = (0.15, 0.25, 0.4, 0.55, 0.65, 0.7, 0.8, 0.85, 0.9)
+"""Of a guess to come true, by the class of its match, before any was seen."""
+_FIRST_TRIALS = 3.0  # what those beliefs weigh
+_MEMORY_TRIALS = 40.0  # older trials than about so many are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What may come of a window: the tokens to expect, and the chance that some guess is rejected."""
+
+    tokens: float
+    rejection: float
+
+
+class Acceptance:
+    """How often a guess with a match of so many tokens comes true.
+
+    A guess further on in a draft counts as one with a longer match: it is only asked about when those before it came
+    true.
+    """
+
+    def __init__(self) -> None:
+        self._hits = [chance * _FIRST_TRIALS for chance in _FIRST_CHANCES]
+        self._trials = [_FIRST_TRIALS] * len(_FIRST_CHANCES)
+
+    def chance(self, match: int) -> float:
+        at = _match_class(match)
+        return self._hits[at] / self._trials[at]
+
+    def saw(self, match: int, came_true: bool) -> None:
+        at = _match_class(match)
+        if self._trials[at] >= _MEMORY_TRIALS:
+            keep = 1 - 1 / _MEMORY_TRIALS
+            self._hits[at] *= keep
+            self._trials[at] *= keep
+        self._hits[at] += came_true
+        self._trials[at] += 1
+
+    def outlook(self, match: int, window: int) -> Outlook:
+        """What a step with `window` guesses gives: those that come true before the first that does not, and the one
+        token that every step gives."""
+        tokens, reach = 1.0, 1.0
+        for ahead in range(window):
+            reach *= self.chance(match + ahead)
+            tokens += reach
+        return Outlook(tokens, 1 - reach)
+
+
+def _match_class(match: int) -> int:
+    return max(0, bisect_right(_MATCH_CLASSES, match) - 1)
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What steps of one size take. `tried_at`: the step count when last measured; `pause`: until it may be tried again
+    although it did not pay."""
+
+    seconds: float = 0.0
+    n: int = 0
+    tried_at: int = 0
+    pause: int = FIRST_PAUSE_STEPS
+
+    def measured(self, seconds: float, step: int) -> None:
+        if self.n == 0:
+            self.seconds = seconds
+        else:
+            weight = _STALE_WEIGHT if self.is_stale(step) else max(_COST_WEIGHT, 1 / (self.n + 1))
+            self.seconds += weight * (seconds - self.seconds)
+        self.n += 1
+        self.tried_at = step
+
+    def is_stale(self, step: int) -> bool:
+        return step - self.tried_at > self.pause
+
+
+@dataclass(slots=True)
+class Learned:
+    """What is known of one route, kept from answer to answer: seconds per step by window size, and how often guesses
+    come true."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    costs: dict[int, _Cost] = field(default_factory=lambda: {window: _Cost() for window in WINDOWS})
+    rollback_s: float = 0.0
+    """How much longer a step takes that first has to undo rejected rows, where that needs computing."""
+    steps: int = 0
+    last_plain: int = 0
+    lost_s: float = 0.0
+    """By speculation, beyond the allowance for the time since. What one answer saved is no licence to lose it in the
+    next: never below 0."""
+
+
+class WindowChooser:
+    """Decides for one answer, with what is learned on its route. `undoing_costs`: whether the route computes rows again
+    to undo rejected ones (families with a recurrent state)."""
+
+    def __init__(self, learned: Learned, *, undoing_costs: bool = False) -> None:
+        self._learned = learned
+        self._undoing_costs = undoing_costs
+        self._must_undo = False  # the next step undoes rejected rows of the last one
+        self._credit_s = 0.0  # what this answer saved, or was allowed and did not use; at most one lost window's worth
+
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a step without guesses; None while too few were seen."""
+        plain = self._learned.costs[0]
+        return plain.seconds if plain.n >= PLAIN_TRIES else None
+
+    def window(self, match: int, limit: int) -> int:
+        """How many tokens of a draft with this `match` to send, at most `limit`."""
+        learned, plain_s = self._learned, self.plain_s
+        if match == 0 or plain_s is None or learned.steps - learned.last_plain >= REFRESH_STEPS:
+            return 0
+        outlooks = {window: learned.acceptance.outlook(match, window) for window in WINDOWS[1:] if window <= limit}
+        best, best_rate = 0, MARGIN / plain_s
+        for window, outlook in outlooks.items():
+            cost = learned.costs[window]
+            if cost.n and (rate := outlook.tokens / (cost.seconds + self._undoing_s(outlook))) > best_rate:
+                best, best_rate = window, rate
+        if not self._must_undo and (tried := self._worth_a_try(outlooks, best, best_rate)):
+            return tried
+        return best if self._can_lose(0.0) else 0
+
+    def _worth_a_try(self, outlooks: dict[int, Outlook], best: int, best_rate: float) -> int:
+        """The smallest size whose cost is not known, or not any more, that could be better than the best known one and
+        would lose little enough at worst; 0 when there is none."""
+        learned, below = self._learned, 0
+        plain_s = learned.costs[0].seconds
+        for window, outlook in outlooks.items():
+            cost = learned.costs[window]
+            if window != best and (not cost.n or cost.is_stale(learned.steps)):
+                base_s, more = learned.costs[below].seconds, window - below
+                at_best = base_s + _CHEAPEST_ROW * plain_s * more + self._undoing_s(outlook)
+                # A row costs no more in a window than in a step of its own.
+                at_worst = max(base_s + plain_s * more, cost.seconds) + self._undoing_s(outlook)
+                if outlook.tokens / at_best > best_rate and self._can_lose(at_worst - outlook.tokens * plain_s):
+                    return window
+            if not cost.n:
+                return 0
+            below = window
+        return 0
+
+    def _undoing_s(self, outlook: Outlook) -> float:
+        return self._learned.rollback_s * outlook.rejection
+
+    def _can_lose(self, seconds: float) -> bool:
+        return self._learned.lost_s + max(0.0, seconds) <= self._learned.costs[0].seconds + self._credit_s
+
+    def stepped(self, window: int, seconds: float, n_tokens: int) -> None:
+        """A step with `window` guesses took `seconds` and gave `n_tokens` tokens."""
+        learned = self._learned
+        learned.steps += 1
+        cost = learned.costs[window]
+        if cost.n:
+            seconds = min(seconds, _OUTLIER * cost.seconds)  # one stalled step says little about the next
+        undid, self._must_undo = self._must_undo, self._undoing_costs and n_tokens <= window
+        if undid and cost.n:
+            learned.rollback_s += _COST_WEIGHT * (max(0.0, seconds - cost.seconds) - learned.rollback_s)
+        elif not undid:
+            was_stale = cost.is_stale(learned.steps)
+            cost.measured(seconds, learned.steps)
+            self._note_trial(window, cost, was_stale, n_tokens)
+        if window == 0:
+            learned.last_plain = learned.steps
+        lost_s = seconds - n_tokens * learned.costs[0].seconds if window or undid else 0.0
+        self._book(lost_s - ALLOWANCE * seconds)
+
+    def _book(self, lost_s: float) -> None:
+        learned = self._learned
+        balance_s = learned.lost_s + lost_s - self._credit_s
+        learned.lost_s = max(0.0, balance_s)
+        self._credit_s = min(max(0.0, -balance_s), MAX_WINDOW * learned.costs[0].seconds)
+
+    def _note_trial(self, window: int, cost: _Cost, was_stale: bool, n_tokens: int) -> None:
+        """A size that pays is no longer paused; one that did not when tried again waits twice as long."""
+        plain_s = self.plain_s
+        if window == 0 or plain_s is None:
+            return
+        if n_tokens * plain_s > cost.seconds:
+            cost.pause = FIRST_PAUSE_STEPS
+        elif was_stale or cost.n == 1:
+            cost.pause = min(2 * cost.pause, LONGEST_PAUSE_STEPS)
+
+    def judge(self, draft: Draft, said: tuple[int, ...]) -> int:
+        """Compare a draft, sent or not, with the tokens that were said. Returns how many guesses came true."""
+        for ahead, (guess, token) in enumerate(zip(draft.tokens, said, strict=False)):
+            came_true = guess == token
+            self._learned.acceptance.saw(draft.match + ahead, came_true)
+            if not came_true:
+                return ahead
+        return min(len(draft.tokens), len(said))
