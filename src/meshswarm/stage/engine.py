@@ -35,6 +35,7 @@ from meshswarm.stage.engine_jobs import (
     TopK,
     check_job,
 )
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
 from meshswarm.stage.profile import exact_obstacle
@@ -117,10 +118,22 @@ class SpanEngine:
         if llama.n_layers < len(span) or (family is None and llama.n_layers != n_layers):
             raise EngineError(f"the loaded file has {llama.n_layers} layers: it is not the layers {span} of {n_layers}")
         self._shape = SliceShape(
-            span, n_layers, llama.n_embd, llama.n_vocab, n_ctx, llama.max_rows, family is not None, obstacle
+            span,
+            n_layers,
+            llama.n_embd,
+            llama.n_vocab,
+            n_ctx,
+            llama.max_rows,
+            takes_hidden=family is not None,
+            exact_obstacle=obstacle,
+            row_streams=1 if family is None else family.row_streams,
+            needs_tokens=family is not None and family.needs_tokens,
         )
         self.exact_obstacle = obstacle
         self.n_embd = llama.n_embd
+        self.row_width = self._shape.row_width
+        self.needs_tokens = self._shape.needs_tokens
+        self.rollback = Rollback.STATE if family is None else family.rollback
         self.n_vocab = llama.n_vocab
         self.is_first = self._shape.is_first
         self.is_last = self._shape.is_last

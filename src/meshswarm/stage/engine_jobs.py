@@ -36,10 +36,11 @@ class EngineInputError(RemoteProtocolError):
 class Job:
     """Compute n consecutive positions of one slot.
 
-    `tokens` int32 [n] (a first span) or `hidden` float32 [n, n_embd] (any span) is the input, and stays unchanged until
-    the answer. The positions from `truncate_to` on are forgotten first. The residual after layer `stop_layer - 1`
-    (absolute) leaves; in a last span that runs to the model's end, the logits of the rows `outputs` do instead, reduced
-    to `top_k` with the tail's mass at `temperature`.
+    `tokens` int32 [n] (a first span) or `hidden` float32 [n, row_width] (any span) is the input, and stays unchanged
+    until the answer; a family that needs the tokens in every span has them beside the rows. The positions from
+    `truncate_to` on are forgotten first. The residual after layer `stop_layer - 1` (absolute) leaves; in a last span
+    that runs to the model's end, the logits of the rows `outputs` do instead, reduced to `top_k` with the tail's mass
+    at `temperature`. `is_window`: a later job may truncate to a position among these rows, in any family.
     """
 
     slot: int
@@ -52,10 +53,11 @@ class Job:
     top_k: int
     temperature: float
     profile: Profile
+    is_window: bool = False
 
     @property
     def n_rows(self) -> int:
-        rows = self.hidden if self.tokens is None else self.tokens
+        rows = self.tokens if self.hidden is None else self.hidden
         assert rows is not None
         return len(rows)
 
@@ -80,7 +82,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobResult:
-    """`hidden` float32 [n, n_embd], or in a last span that ran to the end `rows`, one for each of the job's outputs.
+    """`hidden` float32 [n, row_width], or in a last span that ran to the end `rows`, one for each of the job's outputs.
 
     `compute_s`: how long llama.cpp computed; jobs that were computed together share it.
     """
@@ -93,7 +95,7 @@ class JobResult:
 @dataclass(frozen=True, slots=True)
 class SliceShape:
     """What the door must know of the loaded slice. `n_ctx` is in positions; `takes_hidden`: rows can be injected;
-    `exact_obstacle`: why it cannot compute in `EXACT`, None when it can."""
+    `exact_obstacle`: why it cannot compute in `EXACT`, None when it can; `needs_tokens`: also beside hidden states."""
 
     span: Span
     n_layers: int
@@ -103,6 +105,13 @@ class SliceShape:
     max_rows: int
     takes_hidden: bool
     exact_obstacle: str | None = None
+    row_streams: int = 1
+    needs_tokens: bool = False
+
+    @property
+    def row_width(self) -> int:
+        """Floats of one position's hidden state."""
+        return self.row_streams * self.n_embd
 
     @property
     def is_first(self) -> bool:
@@ -115,9 +124,7 @@ class SliceShape:
 
 def check_job(job: Job, shape: SliceShape) -> None:
     """Raises EngineInputError unless the job's input, exit, outputs and profile fit the slice."""
-    if (job.tokens is None) == (job.hidden is None):
-        raise EngineInputError("a step holds either token ids or hidden states, not both and not neither")
-    n_rows = _check_tokens(job, shape) if job.hidden is None else _check_hidden(job, shape)
+    n_rows = _check_input(job, shape)
     if job.profile is Profile.EXACT and shape.exact_obstacle is not None:
         raise EngineInputError(shape.exact_obstacle)
     limit = min(EXACT_MAX_ROWS, shape.max_rows) if job.profile is Profile.EXACT else shape.max_rows
@@ -140,28 +147,45 @@ def check_position(job: Job, n_held: int, n_ctx: int) -> None:
         raise EngineInputError(f"{job.pos0 + job.n_rows} positions do not fit the context of {n_ctx}")
 
 
-def _check_tokens(job: Job, shape: SliceShape) -> int:
-    tokens = job.tokens
-    if not shape.is_first:
+def _check_input(job: Job, shape: SliceShape) -> int:
+    """Rows of the step."""
+    if shape.needs_tokens:
+        if job.tokens is None or (job.hidden is None and not shape.is_first):
+            raise EngineInputError("a step of this model holds the token ids of its rows, behind the first span too")
+    elif (job.tokens is None) == (job.hidden is None):
+        raise EngineInputError("a step holds either token ids or hidden states, not both and not neither")
+    if job.tokens is not None:
+        _check_tokens(job.tokens, job.hidden is not None, shape)
+    if job.hidden is None:
+        assert job.tokens is not None
+        return len(job.tokens)
+    _check_hidden(job.hidden, shape)
+    if job.tokens is not None and len(job.tokens) != len(job.hidden):
+        raise EngineInputError(f"{len(job.tokens)} token ids came with {len(job.hidden)} hidden states")
+    return len(job.hidden)
+
+
+def _check_tokens(tokens: NDArray[np.int32], is_beside_hidden: bool, shape: SliceShape) -> None:
+    if not is_beside_hidden and not shape.is_first:
         raise EngineInputError(f"the layers {shape.span} take hidden states, not token ids")
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
         raise EngineInputError("token ids must be one row of int32")
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < shape.n_vocab:
+    if not len(tokens):
+        return
+    # Beside hidden states a middle span may be given ids of the model's vocabulary, which it has cut away.
+    if tokens.min() < 0 or (not is_beside_hidden and tokens.max() >= shape.n_vocab):
         raise EngineInputError(f"a token id is outside the vocabulary of {shape.n_vocab}")
-    return len(tokens)
 
 
-def _check_hidden(job: Job, shape: SliceShape) -> int:
-    hidden = job.hidden
+def _check_hidden(hidden: NDArray[np.float32], shape: SliceShape) -> None:
     if not shape.takes_hidden:
         raise EngineInputError("hidden states cannot enter a model of this architecture")
     if not isinstance(hidden, np.ndarray) or hidden.dtype != np.float32 or hidden.ndim != 2:
         raise EngineInputError("hidden states must be rows of float32")
-    if hidden.shape[1] != shape.n_embd:
-        raise EngineInputError(f"hidden states are {hidden.shape[1]} wide; this model's are {shape.n_embd}")
+    if hidden.shape[1] != shape.row_width:
+        raise EngineInputError(f"hidden states are {hidden.shape[1]} wide; this model's are {shape.row_width}")
     if len(hidden) and not is_within(hidden, MAX_ACTIVATION):
         raise EngineInputError(f"a hidden state is not a number or above {MAX_ACTIVATION:g}")
-    return len(hidden)
 
 
 def _check_outputs(job: Job, shape: SliceShape, n_rows: int) -> None:
