@@ -23,7 +23,7 @@ from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span
-from meshswarm.stage.engine import SpanEngine, padding
+from meshswarm.stage.engine import SpanEngine
 from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.server import Served, SpanServer
@@ -80,9 +80,7 @@ class Serving:
         n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
         span = settings.span or await _choose_span(settings, around, info, n_ctx)
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
-        slice_file = await asyncio.to_thread(
-            around.slices.file, info.model_id, span, pad_layers=padding(span, info.n_layers)
-        )
+        slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span)
         engine = await asyncio.to_thread(
             SpanEngine.load,
             slice_file.path,
@@ -115,6 +113,8 @@ class Serving:
             prefill_us_per_row_layer=served.engine.speed.prefill_us_per_row_layer,
             free_kv_tokens=served.n_ctx * settings.n_sessions,
             roles=("server",),
+            us_per_layer_4=served.engine.speed.us_per_layer_4,
+            us_per_layer_16=served.engine.speed.us_per_layer_16,
         )
         around.spans.on_load = self._on_load
         around.spans.serve(served)
