@@ -57,6 +57,8 @@ coverages = st.builds(
     rtts=st.lists(st.tuples(st.binary(min_size=8, max_size=8), st.integers(0, 60_000_000)), max_size=MAX_RTTS).map(
         tuple
     ),
+    us_per_layer_4=st.integers(0, 10**9),
+    us_per_layer_16=st.integers(0, 10**9),
     seq=st.integers(0, 2**53),
     expires_ms=st.integers(0, 2**53),
 )
@@ -84,6 +86,8 @@ def test_a_record_within_the_limits_fits_and_comes_back(record: CoverageRecord) 
         ("us_per_layer", -5),
         ("us_per_layer", 10**10),
         ("prefill_us_per_row_layer", -1),
+        ("us_per_layer_4", -1),
+        ("us_per_layer_16", 10**10),
         ("free_kv_tokens", -1),
         ("roles", ("Server",)),
         ("roles", ("a",) * 9),
@@ -120,6 +124,8 @@ def test_a_value_out_of_its_limits_makes_no_record(
         (8, [[b"12345678"]]),
         (8, [["12345678", 5]]),
         (8, [[b"12345678", 2**40]]),
+        (9, -1),
+        (10, "fast"),
     ],
 )
 def test_a_well_signed_lie_is_refused(make_coverage: Callable[..., CoverageRecord], position: int, value: Any) -> None:
@@ -146,6 +152,12 @@ def test_a_later_versions_addition_is_read_past(make_coverage: Callable[..., Cov
     record = make_coverage()
     fields = wire.unpack_array(record.body(), 1000, "it")
     assert CoverageRecord.from_record(sign(record, wire.pack([*fields, "new"]))).span == record.span
+
+
+def test_a_record_of_the_first_version_is_read(make_coverage: Callable[..., CoverageRecord]) -> None:
+    record = make_coverage(peer=AUTHOR.peer_id)
+    fields = wire.unpack_array(make_coverage(us_per_layer_4=500, us_per_layer_16=900).body(), 1000, "it")
+    assert CoverageRecord.from_record(sign(record, wire.pack(fields[:9]))) == record
 
 
 def test_a_tombstone_and_a_card_are_no_coverage(make_record: Callable[..., SignedRecord]) -> None:

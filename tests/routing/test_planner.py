@@ -11,7 +11,7 @@ from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.candidates import MissingLayersError
-from meshswarm.routing.cost import DEFAULT_RTT_S, HOP_S, LOCAL_HOP_S
+from meshswarm.routing.cost import DEFAULT_RTT_S, HOP_S, LOCAL_HOP_S, turn_us
 from meshswarm.routing.planner import MIXED_PERMILLE, Route, plan_routes
 from meshswarm.span import Span
 
@@ -32,6 +32,8 @@ def record(
     loaded: bool = True,
     n_ctx: int = 4096,
     free: int = 10_000,
+    us_4: int = 0,
+    us_16: int = 0,
 ) -> CoverageRecord:
     return CoverageRecord(
         peer=peer(number),
@@ -45,6 +47,8 @@ def record(
         prefill_us_per_row_layer=10,
         free_kv_tokens=free,
         rtts=tuple((peer(other).key[:8], rtt_us) for other, rtt_us in (rtts or {}).items()),
+        us_per_layer_4=us_4,
+        us_per_layer_16=us_16,
     )
 
 
@@ -97,6 +101,23 @@ def test_the_prediction_adds_up() -> None:
     assert route.network_s == pytest.approx(0.005 + 0.004 + 0.003 + 2 * HOP_S)
     assert route.queue_s == pytest.approx(0.002)
     assert route.predicted_tpot_s == pytest.approx(route.compute_s + route.network_s + route.queue_s)
+
+
+@pytest.mark.parametrize(("n_rows", "expected"), [(1, 100), (2, 120), (4, 160), (10, 280), (16, 400), (28, 640)])
+def test_a_turn_of_several_sessions_is_priced_by_what_was_measured(n_rows: int, expected: float) -> None:
+    assert turn_us(record(1, "0:30", us_4=160, us_16=400), n_rows) == pytest.approx(expected)
+
+
+def test_a_turn_never_gets_faster_by_more_rows_and_may_be_unknown() -> None:
+    assert [turn_us(record(1, "0:30", us=100), n) for n in (1, 8, 40)] == [100] * 3
+    assert [turn_us(record(1, "0:30", us=100, us_4=1, us_16=2), n) for n in (1, 8, 40)] == [100] * 3
+    assert turn_us(record(1, "0:30", us=100, us_16=250), 8) == pytest.approx(170)
+
+
+def test_sessions_are_spread_over_equal_peers() -> None:
+    offered = [record(number, "0:30", us_4=300, us_16=1200) for number in (1, 2)]
+    assert shape(plan_routes(30, offered, head=HEAD, rtt_s=near)[0]) == [(1, "0:30", 30)]
+    assert shape(plan_routes(30, offered, head=HEAD, rtt_s=near, sessions={peer(1): 1})[0]) == [(2, "0:30", 30)]
 
 
 def test_own_layers_cost_no_distance() -> None:

@@ -32,8 +32,9 @@ _NUMCLASS = re.compile(r"[\x20-\x7e]{0,96}")
 class CoverageRecord:
     """What a peer serves of one model. Raises ValueError for a value out of its limits.
 
-    `loaded` False: held on disk, not in memory. `us_per_layer`: measured µs one decode row takes in one layer.
-    `prefill_us_per_row_layer`: the same per row of a long prompt. `free_kv_tokens`: positions it can still reserve.
+    `loaded` False: held on disk, not in memory. `us_per_layer`: measured µs one decode row takes in one layer;
+    `us_per_layer_4`, `us_per_layer_16`: 4 and 16 rows of different sessions together, 0 when not measured.
+    `prefill_us_per_row_layer`: per row of a long prompt. `free_kv_tokens`: positions it can still reserve.
     `rtts`: measured round trips to other peers in µs, by the first 8 bytes of their keys. `seq` and `expires_ms` (Unix
     time) are set when the record is published.
     """
@@ -50,6 +51,8 @@ class CoverageRecord:
     free_kv_tokens: int
     roles: tuple[str, ...] = ()
     rtts: tuple[tuple[bytes, int], ...] = ()
+    us_per_layer_4: int = 0
+    us_per_layer_16: int = 0
     seq: int = 0
     expires_ms: int = 0
 
@@ -61,6 +64,8 @@ class CoverageRecord:
         _require(1 <= self.n_ctx <= _MAX_CONTEXT, "n_ctx is from 1 to 2^31 - 1")
         _require(1 <= self.us_per_layer <= _MAX_US, "us_per_layer is from 1 to 10^9")
         _require(0 <= self.prefill_us_per_row_layer <= _MAX_US, "prefill_us_per_row_layer is from 0 to 10^9")
+        together = max(self.us_per_layer_4, self.us_per_layer_16)
+        _require(min(self.us_per_layer_4, self.us_per_layer_16) >= 0 and together <= _MAX_US, "µs are from 0 to 10^9")
         _require(0 <= self.free_kv_tokens <= _MAX_KV_TOKENS, "free_kv_tokens is from 0 to 2^40")
         _require(len(self.roles) <= MAX_ROLES, f"at most {MAX_ROLES} roles")
         _require(all(_ROLE.fullmatch(role) for role in self.roles), "a role is 1 to 16 of a-z and -")
@@ -81,6 +86,8 @@ class CoverageRecord:
                 self.free_kv_tokens,
                 list(self.roles),
                 [[prefix, us] for prefix, us in self.rtts],
+                self.us_per_layer_4,
+                self.us_per_layer_16,
             ]
         )
 
@@ -93,6 +100,7 @@ class CoverageRecord:
         fields = wire.array(wire.unpack_array(record.body, len(record.body), what), what, at_least=9)
         roles = wire.array(fields[7], "roles", at_most=MAX_ROLES)
         rtts = wire.array(fields[8], "round trips", at_most=MAX_RTTS)
+        together = [*fields[9:11], 0, 0]  # appended after the first version, whose records end before
         try:
             return cls(
                 peer=record.author,
@@ -107,6 +115,8 @@ class CoverageRecord:
                 free_kv_tokens=wire.integer(fields[6], "free_kv_tokens"),
                 roles=tuple(wire.text(role, "role", at_most=16) for role in roles),
                 rtts=tuple(_rtt(item) for item in rtts),
+                us_per_layer_4=wire.integer(together[0], "us_per_layer_4"),
+                us_per_layer_16=wire.integer(together[1], "us_per_layer_16"),
                 seq=record.seq,
                 expires_ms=record.expires_ms,
             )

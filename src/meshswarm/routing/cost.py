@@ -7,6 +7,7 @@ equal routes are equal. Latency is directed: a token crosses each link once, in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from meshswarm.dht.records import RTT_PREFIX_BYTES, CoverageRecord
 from meshswarm.identity import PeerId
@@ -30,7 +31,8 @@ class CostModel:
     `rtt_s(head, peer)`: what the head measured itself, None when it has not; only asked for pairs with the head. Other
     pairs come from the records: when both ends tell a round trip the longer one counts, so that no peer can make itself
     look near on its own. A pair nobody measured is bounded by the triangle inequality: at most the way over the head.
-    `queue_s`: how long a step is expected to wait at a peer before its turn.
+    `queue_s`: how long a step is expected to wait at a peer before its turn. `sessions`: how many others the head has
+    at a peer, whose steps share turns with this one's.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class CostModel:
         head: PeerId,
         rtt_s: RttOf,
         queue_s: Mapping[PeerId, float],
+        sessions: Mapping[PeerId, int] = MappingProxyType({}),
     ) -> None:
         head_claims_us = _head_claims_us(records, head)
-        self.layer_ns = [record.us_per_layer * 1000 for record in records]
+        self.layer_ns = [round(turn_us(record, 1 + sessions.get(record.peer, 0)) * 1000) for record in records]
         self.half_rtt_ns = [_half_head_ns(record.peer, head, rtt_s, head_claims_us) for record in records]
         """The way from or to the head."""
         self.hop_ns = [_ns(LOCAL_HOP_S if record.peer == head else HOP_S) for record in records]
@@ -53,6 +56,21 @@ class CostModel:
     def way_ns(self, source: int, target: int) -> int:
         """One way between two different records."""
         return self.measured_ns[source].get(target, self.half_rtt_ns[source] + self.half_rtt_ns[target])
+
+
+def turn_us(record: CoverageRecord, n_rows: int) -> float:
+    """Microseconds one layer takes for the decode rows of `n_rows` sessions together, between and beyond the figures
+    of the record on straight lines. A peer that did not measure turns of several rows counts as if it had room for all;
+    no turn is taken to be faster than a smaller one, whatever a record says."""
+    known = [(1, record.us_per_layer)]
+    for rows, us in ((4, record.us_per_layer_4), (16, record.us_per_layer_16)):
+        if us:
+            known.append((rows, max(us, known[-1][1])))
+    if len(known) == 1 or n_rows <= 1:
+        return record.us_per_layer
+    at = next((position for position in range(1, len(known)) if n_rows <= known[position][0]), len(known) - 1)
+    (rows_a, us_a), (rows_b, us_b) = known[at - 1 : at + 1]
+    return us_a + (us_b - us_a) * (n_rows - rows_a) / (rows_b - rows_a)
 
 
 def _ns(seconds: float) -> int:

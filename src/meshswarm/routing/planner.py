@@ -66,19 +66,21 @@ def plan_routes(
     n_ctx: int = 1,
     kv_tokens: int = 0,
     queue_s: Mapping[PeerId, float] = MappingProxyType({}),
+    sessions: Mapping[PeerId, int] = MappingProxyType({}),
 ) -> list[Route]:
     """The `limit` best routes through layers `[0, n_layers)`, best first, each with another sequence of peers.
 
     `rtt_s(head, peer)`: the round trip the head measured, or None; pairs without the head come from the records.
     `avoid`: peers that refused or did not answer. `n_ctx`: the session's context, which every hop must offer.
     `kv_tokens`: positions the session reserves at every hop. `queue_s`: expected wait at each peer, 0 when absent.
+    `sessions`: how many others the head has at each peer, whose steps share turns with this one's.
     Raises MissingLayersError, a NoRouteError, naming the layers.
     """
     offered = list(candidates)
     kept = usable(offered, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
     require_cover(offered, kept, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
     records = sorted(kept, key=lambda record: (record.peer, record.span))
-    costs = CostModel(records, head=head, rtt_s=rtt_s, queue_s=queue_s)
+    costs = CostModel(records, head=head, rtt_s=rtt_s, queue_s=queue_s, sessions=sessions)
     return [_route(path, records, costs, n_layers) for path in _best(records, costs, n_layers, limit)]
 
 
