@@ -66,6 +66,25 @@ def write_slice(
         ) from error
 
 
+def slice_bytes(header: GgufHeader, span: Span, *, proofs: Proofs | None = None) -> int:
+    """Bytes of the tensors in a slice that `write_slice` would write, zero layers included; nothing is written.
+
+    Raises IllegalCutError as it does.
+    """
+    writer, _ = _plan(header, span, proofs, None)
+    return writer.data_bytes
+
+
+def zero_layer_bytes(header: GgufHeader, layer: int) -> int:
+    """Bytes of a zero layer that is shaped like the model's `layer`."""
+    tensors = [tensor for tensor in header.tensors.values() if tensor.name.startswith(f"blk.{layer}.")]
+    writer = HeaderWriter(header.alignment)
+    for tensor in tensors:
+        zeros = _zeros(tensor.name, tensor, tensor.dims)
+        writer.tensor(zeros.name, zeros.dims, zeros.type)
+    return writer.data_bytes
+
+
 def _plan(
     header: GgufHeader, span: Span, proofs: Proofs | None, pads: tuple[int, ...] | None
 ) -> tuple[HeaderWriter, list[tuple[int, _Piece]]]:
