@@ -30,7 +30,7 @@ TOP_K = 8
 """Positions an indexer picks."""
 
 
-_OPTIONAL = r"rope_freqs.weight|.*[._]scale"
+_OPTIONAL = r"rope_freqs.weight|.*[._]scale|dense_2.*|exp_probs_b_vl.bias"
 _BIASES = _OPTIONAL + r"|(attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm)(_exps|_shexp)?|output_norm)\.bias"
 
 
@@ -98,6 +98,9 @@ def _shapes(model: TinyModel, keys: Mapping[str, Any]) -> dict[str, tuple[int, .
         if model.has_fused_qkv and part in ("attn_q.weight", "attn_k.weight", "attn_v.weight"):
             fused = f"blk.{layer}.attn_qkv.weight"
             shapes[fused] = (shapes.get(fused, (0,))[0] + shape[0], shape[1])
+        elif part == "ffn_gate_up_exps.weight":
+            halves = (shape[0], shape[1] // 2, shape[2])
+            shapes |= {f"blk.{layer}.ffn_{half}_exps.weight": halves for half in ("gate", "up")}
         elif not (layer and part.startswith("indexer.") and _shares_indexer(keys, int(layer))):
             shapes[tensor] = shape
     return shapes
@@ -253,7 +256,7 @@ TINY: Mapping[str, TinyModel] = MappingProxyType(
                 "expert_shared_count": 1,
                 "leading_dense_block_count": 2,
                 "nextn_predict_layers": 1,
-                "attention.indexer.types": [1, 0, 1, 1, 0, 1],
+                "attention.indexer.types": [True, False, True, True, False, True],
             },
         ),
         "deepseek2": TinyModel(
@@ -397,6 +400,7 @@ TINY: Mapping[str, TinyModel] = MappingProxyType(
             "qwen3next",
             n_layers=8,
             keys=_HEAD | _DELTA_NET | _MOE | {"rope.dimension_count": 16, "expert_shared_feed_forward_length": 64},
+            without=_BIASES + r"|ssm_in.weight",
         ),
     }
 )
