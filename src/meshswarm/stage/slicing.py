@@ -77,11 +77,9 @@ def slice_bytes(header: GgufHeader, span: Span, *, proofs: Proofs | None = None)
 
 def zero_layer_bytes(header: GgufHeader, layer: int) -> int:
     """Bytes of a zero layer that is shaped like the model's `layer`."""
-    tensors = [tensor for tensor in header.tensors.values() if tensor.name.startswith(f"blk.{layer}.")]
     writer = HeaderWriter(header.alignment)
-    for tensor in tensors:
-        zeros = _zeros(tensor.name, tensor, tensor.dims)
-        writer.tensor(zeros.name, zeros.dims, zeros.type)
+    for piece in _zero_layer(header, layer, layer):
+        writer.tensor(piece.name, piece.dims, piece.type)
     return writer.data_bytes
 
 
@@ -128,13 +126,18 @@ def _pieces(cut: Cut) -> list[_Piece]:
                 f"{header.source} cannot be split: no test has proved which spans need its tensor {tensor.name}"
             )
     for at, layer in enumerate(cut.layers[len(span) :], start=len(span)):
-        prefix = f"blk.{layer}."
-        pieces += [
-            _zeros(f"blk.{at}.{tensor.name.removeprefix(prefix)}", tensor.dims, is_float32=tensor.type is F32)
-            for tensor in header.tensors.values()
-            if tensor.name.startswith(prefix)
-        ]
+        pieces += _zero_layer(header, layer, at)
     return pieces
+
+
+def _zero_layer(header: GgufHeader, layer: int, at: int) -> list[_Piece]:
+    """Tensors of zeros for the slice's layer `at`, shaped like the model's `layer`."""
+    prefix = f"blk.{layer}."
+    return [
+        _zeros(f"blk.{at}.{tensor.name.removeprefix(prefix)}", tensor.dims, is_float32=tensor.type is F32)
+        for tensor in header.tensors.values()
+        if tensor.name.startswith(prefix)
+    ]
 
 
 def _copied(header: GgufHeader, tensor: Tensor, name: str) -> _Piece:
