@@ -133,13 +133,13 @@ class SpanEngine:
         self.n_embd = llama.n_embd
         self.row_width = self._shape.row_width
         self.needs_tokens = self._shape.needs_tokens
-        self.rollback = Rollback.STATE if family is None else family.rollback
         self.n_vocab = llama.n_vocab
         self.is_first = self._shape.is_first
         self.is_last = self._shape.is_last
         self.numclass = numclass()
         self._cancel = llama.tap.cancel
         self._computer = SpanComputer(llama, self._shape, family, n_slots)
+        self.rollback: Rollback = self._computer.slots.rollback
         self.speed = measure(self._computer, self._shape)
         self._free = set(range(n_slots))
         self._n_slots = n_slots

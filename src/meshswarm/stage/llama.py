@@ -24,6 +24,7 @@ from meshswarm.stage.tap import Tap
 _LOG_LEVELS_KEPT = (3, 4)  # enum ggml_log_level: warnings and errors
 _FLASH_ATTENTION = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # what "auto" picks on a CPU, pinned: it changes bits
 _KV_TYPE = llama.GGML_TYPE_F16
+_PARTIAL = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 CELLS_STEP = 256
 """llama.cpp rounds the cells of a slot up to a multiple of this."""
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
@@ -124,6 +125,7 @@ class LlamaSpan:
         self.n_layers: int = llama.llama_model_n_layer(self._model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self.architecture = self._metadata("general.architecture")
+        self.has_state = bool(llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model))
         self.max_rows = max_rows
         self.tap = Tap(self.n_embd, native=native)
         params = context_params(n_cells=n_cells, n_slots=n_slots, n_threads=n_threads, max_rows=max_rows)
@@ -178,6 +180,24 @@ class LlamaSpan:
         """Forget the positions of `slot` from `start` on. False: this family's memory cannot, and nothing changed."""
         return bool(llama.llama_memory_seq_rm(self._memory, slot, start, -1))
 
+    def copy(self, source: int, target: int) -> None:
+        """Let the empty slot `target` hold all that `source` holds."""
+        llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def save_state(self, slot: int) -> NDArray[np.uint8]:
+        """What the slot holds beside positions that `remove` can drop: the running state of recurrent layers."""
+        n_bytes = int(llama.llama_state_seq_get_size_ext(self._context, slot, _PARTIAL))
+        state = np.empty(n_bytes, np.uint8)
+        n_saved = llama.llama_state_seq_get_data_ext(self._context, _bytes_of(state), n_bytes, slot, _PARTIAL)
+        if n_saved != n_bytes:
+            raise LlamaError(f"llama.cpp saved {n_saved} of {n_bytes} bytes of a sequence's state: {_said()}")
+        return state
+
+    def restore_state(self, slot: int, state: NDArray[np.uint8]) -> bool:
+        """Give the slot the state that `save_state` returned for it. False: llama.cpp refused."""
+        n_bytes = state.size
+        return bool(llama.llama_state_seq_set_data_ext(self._context, _bytes_of(state), n_bytes, slot, _PARTIAL))
+
     def close(self) -> None:
         """Free context and model. Nothing may run or be called afterwards."""
         if self._context is not None:
@@ -191,6 +211,10 @@ class LlamaSpan:
         value = ctypes.create_string_buffer(256)
         llama.llama_model_meta_val_str(self._model, key.encode(), value, len(value))
         return value.value.decode(errors="replace")
+
+
+def _bytes_of(array: NDArray[np.uint8]) -> Any:
+    return _pointer(array, ctypes.POINTER(ctypes.c_uint8))
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
