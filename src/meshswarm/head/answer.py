@@ -4,6 +4,10 @@ The rule this file keeps: the next token leaves before its text is made. Detoken
 moment later, while the route already computes: on the peer that serves the first span they would otherwise hold the
 interpreter's lock just when the engine's thread needs it. Only a request with stop strings looks at the text first,
 because a stop decides whether there is a next token.
+
+A step may carry guesses after its token. Its rows are then sampled in order, each as if it had come alone, as long as
+the guess that led to the next row is the token that was drawn; the first other token is the last one of the step, and
+the next step's header takes back the rows behind it. So guesses change when tokens come, never which.
 """
 
 from __future__ import annotations
@@ -11,13 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshswarm.errors import MeshswarmError
+from meshswarm.head.lookahead import Lookahead
 from meshswarm.head.request import Finished, TextDelta, Timings, Usage
 from meshswarm.head.sampler import NeedFullRow, Sampler
 from meshswarm.head.text_stream import TextStream
@@ -52,10 +57,22 @@ class Limits:
     looks_for_stops: bool
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step whose rows came back, and how far they are sampled. `draft`: the guesses it carried; `seconds`: it took,
+    None for the prompt's; `said`: the tokens drawn so far."""
+
+    seq: int
+    rows: tuple[Row, ...]
+    draft: tuple[int, ...]
+    seconds: float | None
+    said: list[int] = field(default_factory=list)
+
+
 class Answer:
     """Listens to a route, drives the sampler, and yields `TextDelta`s and one `Finished`.
 
-    `clock` returns seconds; it is asked at the first row and at the end, for the timings only.
+    `lookahead` None: nothing is guessed.
     """
 
     def __init__(
@@ -67,6 +84,7 @@ class Answer:
         text: TextStream,
         limits: Limits,
         fingerprint: str,
+        lookahead: Lookahead | None = None,
     ) -> None:
         self.prompt = prompt
         self.tokens: list[int] = []
@@ -76,13 +94,18 @@ class Answer:
         self._sampler = sampler
         self._text = text
         self._untold: list[int] = []  # tokens whose text is not made yet
+        self._telling: asyncio.TimerHandle | None = None
         self._limits = limits
         self._fingerprint = fingerprint
-        self._pending_row: TopK | None = None
+        self._lookahead = lookahead
+        self._draft: tuple[int, ...] = ()  # the guesses under way
+        self._step: _Step | None = None  # a step that waits for a whole row
+        self._n_drafted = self._n_accepted = self._n_flights = 0
         self._events: deque[TextDelta | Finished | MeshswarmError] = deque()
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
+        self._sent_s = self._started_s
         self._first_row_s: float | None = None
 
     def start(self) -> None:
@@ -95,16 +118,21 @@ class Answer:
     def on_rows(self, seq: int, rows: tuple[Row, ...]) -> None:
         if self.finished:
             return
+        now = self._loop.time()
+        self._n_flights += 1
         if self._first_row_s is None:
-            self._first_row_s = self._loop.time()
-        (row,) = rows
-        top = TopK(np.frombuffer(row.ids, "<i4"), np.frombuffer(row.logits, "<f4"), row.tail_log_mass)
-        self._sample(seq, top, None)
+            self._first_row_s = now
+            step = _Step(seq, rows, (), None)
+        else:
+            step = _Step(seq, rows, self._draft, now - self._sent_s)
+        self._sample(step, None)
 
     def on_full_row(self, seq: int, row: int, logits: bytes) -> None:
-        if self.finished or self._pending_row is None:
+        if self.finished or self._step is None:
             return
-        self._sample(seq, self._pending_row, np.frombuffer(logits, "<f4"))
+        self._n_flights += 1
+        step, self._step = self._step, None
+        self._sample(step, np.frombuffer(logits, "<f4"))
 
     def on_broken(self, error: MeshswarmError) -> None:
         if not self.finished:
@@ -112,43 +140,78 @@ class Answer:
             self._tell()
             self._put(error)
 
-    def _sample(self, seq: int, row: TopK, full_row: NDArray[np.float32] | None) -> None:
-        try:
-            drawn = self._sampler.next(row, full_row)
-        except MeshswarmError as error:
-            self.on_broken(error)
-            return
-        if isinstance(drawn, NeedFullRow):
-            self._pending_row = row
-            self._route.request_full_row(seq, 0)
-            return
-        self._pending_row = None
-        self._sampler.accept(drawn.id)
-        self._accept(drawn.id)
+    # -- what is made of it
+
+    def _sample(self, step: _Step, full_row: NDArray[np.float32] | None) -> None:
+        """Draw from the step's rows in order, as long as the guesses that led to them come true."""
+        while not self.finished:
+            at = len(step.said)
+            row = step.rows[at]
+            top = TopK(np.frombuffer(row.ids, "<i4"), np.frombuffer(row.logits, "<f4"), row.tail_log_mass)
+            try:
+                drawn = self._sampler.next(top, full_row)
+            except MeshswarmError as error:
+                self.on_broken(error)
+                return
+            if isinstance(drawn, NeedFullRow):
+                self._step = step
+                self._route.request_full_row(step.seq, at)
+                return
+            full_row = None
+            step.said.append(drawn.id)
+            self._sampler.accept(drawn.id)
+            came_true = at < len(step.draft) and drawn.id == step.draft[at]
+            self._n_accepted += came_true
+            self._accept(drawn.id)
+            if not came_true:
+                break
+        if not self.finished:
+            self._send_on(step)
 
     def _accept(self, token: int) -> None:
+        """`token` belongs to the answer, unless it ends it."""
         if self._vocabulary.is_end_of_generation(token) and not self._limits.ignore_eos:
             self._finish("stop")
             return
         self.tokens.append(token)
         self._untold.append(token)
-        if len(self.tokens) == self._limits.max_tokens or len(self.prompt) + len(self.tokens) >= self._limits.n_ctx:
+        if self._room == 0:
             self._finish("length")
         elif self._limits.looks_for_stops:
             self._tell()
-            if self._text.matched is None:
-                self._route.push([token])
-            else:
+            if self._text.matched is not None:
                 self._finish("stop")
-        else:
-            self._route.push([token])
-            if len(self._untold) == 1:
-                self._loop.call_later(TEXT_DELAY_S, self._tell)
+
+    @property
+    def _room(self) -> int:
+        """How many more tokens the answer may have."""
+        room = self._limits.n_ctx - len(self.prompt) - len(self.tokens)
+        if self._limits.max_tokens is not None:
+            room = min(room, self._limits.max_tokens - len(self.tokens))
+        return max(0, room)
+
+    def _send_on(self, step: _Step) -> None:
+        """The next step: the last token drawn, and what is guessed to follow."""
+        self._draft = ()
+        if self._lookahead is not None:
+            self._lookahead.said(tuple(step.said), step.seconds)
+            self._draft = self._lookahead.window(self._room - 1)
+        self._n_drafted += len(self._draft)
+        rejected = len(step.said) <= len(step.draft)
+        self._sent_s = self._loop.time()
+        self._route.push(
+            [step.said[-1], *self._draft],
+            truncate_to=len(self.prompt) + len(self.tokens) - 1 if rejected else None,
+            n_draft=len(self._draft),
+        )
+        if self._untold and self._telling is None:
+            self._telling = self._loop.call_later(TEXT_DELAY_S, self._tell)
 
     # -- what the client gets
 
     def _tell(self) -> None:
         """Make the text of the tokens that are waiting for it."""
+        self._telling = None
         if self._untold:
             tokens, self._untold = tuple(self._untold), []
             text = "".join(self._text.push(self._vocabulary.token_bytes(token)) for token in tokens)
@@ -166,12 +229,20 @@ class Answer:
         self._put(
             Finished(
                 reason,
-                Usage(len(self.prompt), len(self.tokens)),
+                Usage(
+                    prompt_tokens=len(self.prompt),
+                    completion_tokens=len(self.tokens),
+                    accepted_prediction_tokens=self._n_accepted,
+                    rejected_prediction_tokens=self._n_drafted - self._n_accepted,
+                ),
                 Timings(
                     prompt_n=len(self.prompt),
                     prompt_ms=(first - self._started_s) * 1000,
                     predicted_n=len(self.tokens),
                     predicted_ms=(now - first) * 1000,
+                    draft_n=self._n_drafted,
+                    draft_n_accepted=self._n_accepted,
+                    flights=self._n_flights,
                 ),
                 self._fingerprint,
             )

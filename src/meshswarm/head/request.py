@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal, Protocol
 
 from meshswarm.head.sampling_params import SamplingParams
@@ -26,12 +27,20 @@ class Message:
     name: str | None = None
 
 
+class Speculation(Enum):
+    """Whether tokens are guessed ahead and verified by the route: never, or as far as it pays."""
+
+    OFF = "off"
+    AUTO = "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Exactly one of `messages` (a chat) and `prompt` (raw text or token ids, no template) is set.
 
     `model` is a name or a model id as text, None for whichever model this head prefers. `max_tokens` None means until
-    the model ends or its context is full. `stop` strings end the answer and are not part of it.
+    the model ends or its context is full. `stop` strings end the answer and are not part of it. `speculation` None
+    means what this head does by default.
     """
 
     model: str | None
@@ -42,6 +51,7 @@ class GenerationRequest:
     stop: tuple[str, ...]
     profile: Profile = Profile.FAST
     ignore_eos: bool = False
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +64,29 @@ class RouteSummary:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts. `cached_tokens` of the prompt were taken from a session's memory instead of being computed."""
+    """Token counts. `cached_tokens` of the prompt were taken from a session's memory instead of being computed. Of the
+    tokens guessed ahead, those `accepted` are part of the answer, those `rejected` are not."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Rows computed and the wall time they took, in milliseconds, as the head saw it: `prompt` until the first token
-    was there, `predicted` from then on."""
+    was there, `predicted` from then on. `draft_n` tokens were guessed ahead and `draft_n_accepted` of them came true;
+    `flights` times something went through the route and came back."""
 
     prompt_n: int
     prompt_ms: float
     predicted_n: int
     predicted_ms: float
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    flights: int = 0
 
 
 @dataclass(frozen=True, slots=True)
