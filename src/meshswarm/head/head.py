@@ -20,13 +20,17 @@ from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import RemoteError, RemoteProtocolError, RequestError
 from meshswarm.head.answer import Answer, Limits
+from meshswarm.head.drafting import SuffixDrafter
+from meshswarm.head.lookahead import Lookahead
 from meshswarm.head.models import ModelDirectory, Voice
-from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Started
+from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Speculation, Started
 from meshswarm.head.route_session import RouteSession
 from meshswarm.head.routes import Needs, Routes
 from meshswarm.head.sampler import Sampler, SamplingParams
 from meshswarm.head.session import State
+from meshswarm.head.speculation import LearnedRoutes, WindowChooser
 from meshswarm.head.text_stream import TextStream
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import Opened
 from meshswarm.stage.profile import Profile
 from meshswarm.tasks import Tasks
@@ -34,20 +38,36 @@ from meshswarm.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request whose model, tokens and limits are settled."""
+    """A request whose model, tokens and limits are settled. `drafter` None: nothing is guessed ahead."""
 
     card: ModelCard
     voice: Voice
     prompt: list[int]
     sampler: Sampler
+    drafter: SuffixDrafter | None
     records: list[CoverageRecord]
+    ignore_eos: bool
+
+    def ends(self, token: int) -> bool:
+        """Whether the answer ends with `token`."""
+        return not self.ignore_eos and self.voice.vocabulary.is_end_of_generation(token)
 
 
 class Head:
-    """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete."""
+    """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete;
+    `speculation` is for requests that do not say."""
 
-    def __init__(self, routes: Routes, directory: ModelDirectory, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        directory: ModelDirectory,
+        tasks: Tasks,
+        *,
+        speculation: Speculation = Speculation.AUTO,
+    ) -> None:
         self.directory = directory
+        self._speculation = speculation
+        self._learned = LearnedRoutes()
         self._routes = routes
         self._tasks = tasks
 
@@ -75,6 +95,7 @@ class Head:
                 text=TextStream(request.stop),
                 limits=Limits(request.max_tokens, session.core.terms.n_ctx, request.ignore_eos, bool(request.stop)),
                 fingerprint=_fingerprint(prepared.card, summary),
+                lookahead=self._lookahead(prepared, session, route),
             )
             session.listen(answer)
             answer.start()
@@ -90,6 +111,14 @@ class Head:
         finally:
             if session.core.state in (State.OPENING, State.READY):
                 session.cancel()
+
+    def _lookahead(self, prepared: _Prepared, session: RouteSession, route: Sequence[Opened]) -> Lookahead | None:
+        if prepared.drafter is None:
+            return None
+        undoing_costs = any(opened.rollback is Rollback.STATE for opened in route)
+        learned = self._learned.on((session.core.terms.model_id, session.core.terms.profile, session.core.hops))
+        chooser = WindowChooser(learned, undoing_costs=undoing_costs)
+        return Lookahead(prepared.drafter, chooser, prepared.ends)
 
     # -- before the route
 
@@ -113,7 +142,9 @@ class Head:
                 code="context_length_exceeded",
             )
         sampler = Sampler(_without_suppressed(request.sampling, voice), voice.vocabulary.n_vocab, prompt)
-        return _Prepared(card, voice, prompt, sampler, records)
+        speculation = request.speculation or self._speculation
+        drafter = None if speculation is Speculation.OFF else await asyncio.to_thread(SuffixDrafter, prompt)
+        return _Prepared(card, voice, prompt, sampler, drafter, records, request.ignore_eos)
 
 
 def _with_culprit(error: RemoteError, session: RouteSession) -> RemoteError:

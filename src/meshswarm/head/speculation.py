@@ -13,6 +13,8 @@ Nothing here reads a clock or draws a number: seconds come in.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from meshswarm.head.drafting import Draft
@@ -27,6 +29,7 @@ PLAIN_TRIES = 2  # plain steps before anything is compared with them
 REFRESH_STEPS = 96  # so often a plain step is measured again while windows pay
 FIRST_PAUSE_STEPS = 32
 LONGEST_PAUSE_STEPS = 2048
+MAX_ROUTES = 64
 _COST_WEIGHT = 0.2  # of a new measurement; more while there are few
 _STALE_WEIGHT = 0.5
 _OUTLIER = 4.0  # times what is usual
@@ -121,6 +124,21 @@ class Learned:
     lost_s: float = 0.0
     """By speculation, beyond the allowance for the time since. What one answer saved is no licence to lose it in the
     next: never below 0."""
+
+
+class LearnedRoutes:
+    """What is learned, by route; the routes used longest ago are forgotten."""
+
+    def __init__(self) -> None:
+        self._routes: OrderedDict[Hashable, Learned] = OrderedDict()
+
+    def on(self, route: Hashable) -> Learned:
+        """What is known of `route`, to be used and added to."""
+        learned = self._routes.setdefault(route, Learned())
+        self._routes.move_to_end(route)
+        if len(self._routes) > MAX_ROUTES:
+            self._routes.popitem(last=False)
+        return learned
 
 
 class WindowChooser:
