@@ -64,7 +64,7 @@ class ScriptedGenerator:
                 self.pieces_sent += 1
                 yield TextDelta(piece, (index,))
             reason = "stop" if limit == len(self.pieces) else "length"
-            yield Finished(reason, Usage(7, limit, 2), Timings(5, 10.0, limit, 40.0), "fp_0123")
+            yield Finished(reason, Usage(7, limit, 2, 1, 3), Timings(5, 10.0, limit, 40.0, 4, 1, 3), "fp_0123")
         finally:
             self.open_answers -= 1
             self.closed.set()

@@ -48,6 +48,8 @@ async def test_a_chat_answers_whole(sdk):
     assert answer.usage.completion_tokens == 4
     assert answer.usage.total_tokens == 11
     assert answer.usage.prompt_tokens_details.cached_tokens == 2
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 1
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 3
 
 
 async def test_extras_reach_the_user(sdk):
@@ -65,6 +67,9 @@ async def test_extras_reach_the_user(sdk):
         "predicted_ms": 40.0,
         "predicted_per_token_ms": 10.0,
         "predicted_per_second": 100.0,
+        "draft_n": 4,
+        "draft_n_accepted": 1,
+        "flights": 3,
     }
 
 

@@ -16,6 +16,7 @@ from meshswarm.api.chat import read_chat
 from meshswarm.api.completions import read_completion
 from meshswarm.api.failure import failure_of
 from meshswarm.errors import RequestError
+from meshswarm.head.request import Speculation
 from meshswarm.stage.profile import Profile
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -64,6 +65,7 @@ def test_defaults_are_openais():
     assert request.stop == ()
     assert request.profile is Profile.FAST
     assert not request.ignore_eos
+    assert request.speculation is None
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
     assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repeat_penalty) == (0.0, 0.0, 1.0)
@@ -88,6 +90,7 @@ def test_what_is_built_arrives():
         max_tokens=99,
         profile="exact",
         ignore_eos=True,
+        speculation="off",
     )
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.05)
@@ -96,6 +99,7 @@ def test_what_is_built_arrives():
     assert sampling.seed == 11
     assert (request.model, request.stop, request.max_tokens) == ("small", ("a", "b"), 99)
     assert (request.profile, request.ignore_eos) == (Profile.EXACT, True)
+    assert request.speculation is Speculation.OFF
 
 
 def test_null_means_absent_everywhere():
@@ -193,6 +197,8 @@ def test_unknown_names_are_refused_and_all_named():
         ("profile", "quick"),
         ("profile", 1),
         ("ignore_eos", 1),
+        ("speculation", "on"),
+        ("speculation", True),
         ("model", 5),
         ("model", "\udc00"),
     ],

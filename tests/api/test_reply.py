@@ -18,7 +18,7 @@ from meshswarm.errors import NoRouteError
 from meshswarm.head.request import Finished, RouteSummary, Started, TextDelta, Timings, Usage
 
 STARTED = Started("r1", "small", 1_760_000_000, 7, RouteSummary((("p", "0:30"),), "cpu"))
-FINISHED = Finished("stop", Usage(7, 2), Timings(7, 0.0, 2, 4.0), "fp_1")
+FINISHED = Finished("stop", Usage(7, 2, 0, 1, 2), Timings(7, 0.0, 2, 4.0, 3, 1, 2), "fp_1")
 ASK = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 GOLDEN_CHAT = (
@@ -29,10 +29,11 @@ GOLDEN_CHAT = (
     'data: {"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1760000000,"model":"small","choices":'
     '[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null,"system_fingerprint":"fp_1",'
     '"timings":{"prompt_n":7,"prompt_ms":0.0,"prompt_per_token_ms":0.0,"prompt_per_second":0.0,"predicted_n":2,'
-    '"predicted_ms":4.0,"predicted_per_token_ms":2.0,"predicted_per_second":500.0},'
-    '"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu"}}\n\n'
+    '"predicted_ms":4.0,"predicted_per_token_ms":2.0,"predicted_per_second":500.0,"draft_n":3,'
+    '"draft_n_accepted":1,"flights":2},"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu"}}\n\n'
     'data: {"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1760000000,"model":"small","choices":[],'
-    '"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0}},'
+    '"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0},'
+    '"completion_tokens_details":{"accepted_prediction_tokens":1,"rejected_prediction_tokens":2}},'
     '"system_fingerprint":"fp_1"}\n\n'
     "data: [DONE]\n\n"
 )
@@ -42,8 +43,8 @@ GOLDEN_COMPLETION = (
     'data: {"id":"cmpl-r1","object":"text_completion","created":1760000000,"model":"small","choices":'
     '[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"system_fingerprint":"fp_1",'
     '"timings":{"prompt_n":7,"prompt_ms":0.0,"prompt_per_token_ms":0.0,"prompt_per_second":0.0,"predicted_n":2,'
-    '"predicted_ms":4.0,"predicted_per_token_ms":2.0,"predicted_per_second":500.0},'
-    '"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu"}}\n\n'
+    '"predicted_ms":4.0,"predicted_per_token_ms":2.0,"predicted_per_second":500.0,"draft_n":3,'
+    '"draft_n_accepted":1,"flights":2},"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu"}}\n\n'
     "data: [DONE]\n\n"
 )
 

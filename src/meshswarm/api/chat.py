@@ -33,6 +33,7 @@ def read_chat(body: dict[str, Any]) -> GenerationRequest:
         stop=parameters.stop_strings(body),
         profile=parameters.profile(body),
         ignore_eos=parameters.ignore_eos(body),
+        speculation=parameters.speculation(body),
     )
 
 

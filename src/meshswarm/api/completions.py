@@ -25,6 +25,7 @@ def read_completion(body: dict[str, Any]) -> GenerationRequest:
         stop=parameters.stop_strings(body),
         profile=parameters.profile(body),
         ignore_eos=parameters.ignore_eos(body),
+        speculation=parameters.speculation(body),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from meshswarm.api import fields
 from meshswarm.api.failure import shown
 from meshswarm.errors import RequestError
+from meshswarm.head.request import Speculation
 from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.stage.profile import Profile
 
@@ -38,6 +39,7 @@ BUILT = frozenset(
         "logit_bias",
         "profile",
         "ignore_eos",
+        "speculation",
     }
 )
 
@@ -279,3 +281,14 @@ def profile(body: dict[str, Any]) -> Profile:
 
 def ignore_eos(body: dict[str, Any]) -> bool:
     return fields.boolean(body.get("ignore_eos"), "ignore_eos")
+
+
+def speculation(body: dict[str, Any]) -> Speculation | None:
+    """None: what this peer does by default."""
+    value = body.get("speculation")
+    if value is None:
+        return None
+    try:
+        return Speculation(fields.text(value, "speculation"))
+    except ValueError:
+        raise fields.wrong_value("speculation", f'must be "auto" or "off", not {shown(value)}') from None

@@ -76,11 +76,15 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
     }
 
 
 def timings_object(timings: Timings) -> dict[str, Any]:
-    """llama-server's names, so that front-ends that show them work unchanged."""
+    """llama-server's names, so that front-ends that show them work unchanged; `flights` is ours."""
     prompt_each_ms, prompt_per_s = _rates(timings.prompt_n, timings.prompt_ms)
     predicted_each_ms, predicted_per_s = _rates(timings.predicted_n, timings.predicted_ms)
     return {
@@ -92,6 +96,9 @@ def timings_object(timings: Timings) -> dict[str, Any]:
         "predicted_ms": round(timings.predicted_ms, 3),
         "predicted_per_token_ms": predicted_each_ms,
         "predicted_per_second": predicted_per_s,
+        "draft_n": timings.draft_n,
+        "draft_n_accepted": timings.draft_n_accepted,
+        "flights": timings.flights,
     }
 
 
