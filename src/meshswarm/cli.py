@@ -19,6 +19,7 @@ from meshswarm import __version__
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, default_home, parse_size
 from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.head.request import Speculation
 from meshswarm.identity import Identity, PeerId
 
 T = TypeVar("T")
@@ -84,6 +85,9 @@ def serve(
     threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
     sessions: Annotated[int, typer.Option("--sessions", min=1, max=256, help="Sessions at the same time.")] = 4,
+    speculation: Annotated[
+        Speculation, typer.Option("--speculation", help="Guess tokens ahead as far as it pays, or never.")
+    ] = Speculation.AUTO,
     as_json: Json = False,
 ) -> None:
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
@@ -113,6 +117,7 @@ def serve(
         api=None if api is None else _parsed("--api", Address.parse, api),
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
         serving=serving,
+        speculation=speculation,
     )
     raise typer.Exit(serve_forever(settings, as_json=as_json))
 

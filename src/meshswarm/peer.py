@@ -26,6 +26,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.head import Head
 from meshswarm.head.models import ModelDirectory
+from meshswarm.head.request import Speculation
 from meshswarm.head.routes import Routes
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
@@ -58,6 +59,7 @@ class PeerSettings:
     api: Address | None = None
     join: tuple[tuple[PeerId, Address], ...] = ()
     serving: ServingSettings | None = None
+    speculation: Speculation = Speculation.AUTO
 
 
 class Peer:
@@ -167,7 +169,7 @@ class Peer:
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
-        head = Head(routes, directory, tasks)
+        head = Head(routes, directory, tasks, speculation=self.settings.speculation)
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         try:
             await self._stopping.wait()
