@@ -12,7 +12,8 @@ from meshswarm.artifacts.gguf import parse_header, read_header
 from meshswarm.artifacts.hyperparameters import Hyperparameters, check_hyperparameters
 from meshswarm.errors import ArtifactError
 
-U16, U32, U64, F32, STRING, ARRAY, I32 = (
+BOOL, U16, U32, U64, F32, STRING, ARRAY, I32 = (
+    ValueType.BOOL,
     ValueType.UINT16,
     ValueType.UINT32,
     ValueType.UINT64,
@@ -80,10 +81,36 @@ def test_a_tiny_model(gguf_recipe: Any) -> None:
         ("llama.some.future_floats", (ARRAY, F32, [0.0, NAN]), "is nan, not a sane number"),
         ("llama.some.future_number", (U32, (1 << 32) - 1), "outside the range of 32-bit"),
         ("llama.some.future_numbers", (ARRAY, U64, [1, 1 << 40]), "outside the range of 32-bit"),
-        ("llama.expert_count", (U32, 513), "is 513, outside 0 to 512"),
+        ("llama.expert_count", (U32, 1025), "is 1025, outside 0 to 1024"),
         ("llama.expert_used_count", (U32, 2), "is 2, which does not fit 0 experts"),
         ("llama.expert_group_count", (U32, 3), "is 3, which does not fit 0 experts"),
         ("llama.nextn_predict_layers", (U32, 4), "is 4, outside 0 to 3"),
+        ("llama.attention.sliding_window", (U32, 1 << 25), "is 33554432, outside"),
+        ("llama.attention.sliding_window_pattern", (U32, 513), "is 513, outside 0 to 512"),
+        ("llama.attention.sliding_window_pattern", (ARRAY, BOOL, [1, 0, 1]), "is not an array of 4 flags"),
+        ("llama.attention.sliding_window_pattern", (ARRAY, U32, [1, 0, 1, 2]), "is 2, outside 0 to 1"),
+        ("llama.attention.sliding_window_pattern", (ARRAY, U32, [0] * 513), "is not an array of 4 flags"),
+        ("llama.attention.recurrent_layers", (ARRAY, F32, [0.0] * 4), "is not an array of 4 flags"),
+        ("llama.attention.indexer.types", (ARRAY, I32, [-1, 0, 0, 0]), "is -1, outside 0 to 1"),
+        ("llama.attention.indexer.top_k", (U32, 0), "is 0, outside 1 to"),
+        ("llama.attention.kv_lora_rank", (U32, 0), "is 0, outside 1 to"),
+        ("llama.attention.key_length_mla", (U32, 1 << 20), "is 1048576, outside"),
+        ("llama.attention.q_lora_rank", (I32, -1), "is not a 32-bit unsigned integer"),
+        ("llama.attention.compress_ratios", (ARRAY, I32, [0, 4, 128, -4]), "is not an array of numbers from 0"),
+        ("llama.attention.compress_ratios", (ARRAY, I32, []), "is not an array of numbers from 0"),
+        ("llama.rope.dimension_sections", (ARRAY, I32, [8, 1 << 20, 8, 0]), "is not an array of numbers from 0"),
+        ("llama.hash_layer_count", (U32, 1 << 20), "is 1048576, outside"),
+        ("llama.hyper_connection.count", (U32, 0), "is 0, outside 1 to 16"),
+        ("llama.leading_dense_block_count", (U32, 513), "is 513, outside"),
+        ("llama.interleave_moe_layer_step", (U32, 1 << 31), "is 2147483648, outside"),
+        ("llama.full_attention_interval", (U32, 0), "is 0, outside 1 to"),
+        ("llama.shortconv.l_cache", (U32, 1), "is 1, outside 2 to 64"),
+        ("llama.ssm.conv_kernel", (U32, 1 << 20), "is 1048576, outside"),
+        ("llama.ssm.state_size", (U32, 0), "is 0, outside 1 to"),
+        ("llama.ssm.inner_size", (U64, 64), "is not a 32-bit unsigned integer"),
+        ("llama.expert_feed_forward_length", (ARRAY, U32, [64] * 3), "is not an array of 4 32-bit integers"),
+        ("llama.expert_feed_forward_length", (U32, 1 << 30), "is 1073741824, outside"),
+        ("llama.expert_used_count", (ARRAY, U32, [2, 2, 2, 1 << 20]), "is 1048576, outside"),
         ("general.architecture", (STRING, ""), "is not an architecture's name"),
         ("general.architecture", (STRING, "../llama"), "is not an architecture's name"),
         ("general.architecture", (U32, 1), "is not a string"),
@@ -184,3 +211,27 @@ def test_sizes_per_layer_may_be_arrays(gguf_recipe: Any) -> None:
     recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 2, 0, 1])
     recipe.entries["llama.attention.value_length"] = (U32, 16)
     assert check_hyperparameters(parse(recipe)).n_kv_row == 2 * (32 + 16)
+
+
+def test_heads_of_recurrent_layers_share_evenly(gguf_recipe: Any) -> None:
+    recipe = gguf_recipe()
+    recipe.entries |= {"llama.ssm.inner_size": (U32, 96), "llama.ssm.time_step_rank": (U32, 8)}
+    recipe.entries["llama.ssm.group_count"] = (U32, 3)
+    with pytest.raises(ArtifactError, match=r"llama\.ssm\.group_count is 3, which does not divide 8"):
+        parse(recipe)
+    recipe.entries["llama.ssm.time_step_rank"] = (U32, 7)
+    with pytest.raises(ArtifactError, match=r"llama\.ssm\.time_step_rank is 7, which does not divide 96"):
+        parse(recipe)
+
+
+def test_blocks_that_guess_further_tokens_are_no_layers(gguf_recipe: Any) -> None:
+    recipe = gguf_recipe(n_layers=5)
+    recipe.entries["llama.nextn_predict_layers"] = (U32, 1)
+    recipe.entries["llama.attention.head_count_kv"] = (ARRAY, U32, [1] * 5)
+    recipe.entries["llama.attention.indexer.types"] = (ARRAY, BOOL, [1, 0, 0, 1])
+    assert check_hyperparameters(parse(recipe)).n_layers == 4
+    recipe.tensors = [tensor for tensor in recipe.tensors if not tensor[0].startswith("blk.4.")]
+    assert check_hyperparameters(parse(recipe)).n_layers == 4
+    recipe.tensors = [tensor for tensor in recipe.tensors if not tensor[0].startswith("blk.3.")]
+    with pytest.raises(ArtifactError, match="has tensors for 3 of the 4 layers"):
+        parse(recipe)

@@ -211,7 +211,7 @@ TINY: Mapping[str, TinyModel] = MappingProxyType(
             keys=_MOE | {"expert_shared_feed_forward_length": 64},
             without=_OPTIONAL + r"|attn_output.bias|ffn_.*\.bias",
         ),
-        "qwen3": TinyModel("qwen3", keys=_HEAD),
+        "qwen3": TinyModel("qwen3", keys=_HEAD, without=_BIASES + r"|cls.*"),
         "qwen3moe": TinyModel("qwen3moe", keys=_HEAD | _MOE),
         "gemma2": TinyModel(
             "gemma2",
@@ -229,7 +229,12 @@ TINY: Mapping[str, TinyModel] = MappingProxyType(
             keys=_HEAD | {"attention.sliding_window": WINDOW, "rope.freq_base": 1e6, "rope.freq_base_swa": 10000.0},
             embedding_std=0.1,
         ),
-        "phi3": TinyModel("phi3", keys=_HEAD | {"rope.scaling.original_context_length": 64}, has_fused_qkv=True),
+        "phi3": TinyModel(
+            "phi3",
+            keys=_HEAD | {"rope.scaling.original_context_length": 64},
+            without=_BIASES + r"|rope_factors_.*",
+            has_fused_qkv=True,
+        ),
         "glm4": TinyModel("glm4", keys={"rope.dimension_count": 16}),
         "glm4moe": TinyModel(
             "glm4moe",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,11 +23,51 @@ MAX_EMBEDDING = 1 << 17
 MAX_HEADS = 1024
 MAX_HEAD_SIZE = 4096
 MAX_FEED_FORWARD = 1 << 21
-MAX_EXPERTS = 512
+MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_VOCABULARY = 1 << 22
 MAX_EPSILON = 0.1
 MAX_MAGNITUDE = 1e15
+MAX_KERNEL = 64
+MAX_STREAMS = 16
 TOKENS_KEY = "tokenizer.ggml.tokens"
+_RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "attention.indexer.head_count": (1, MAX_HEADS),
+        "attention.indexer.key_length": (1, MAX_HEAD_SIZE),
+        "attention.indexer.top_k": (1, MAX_CONTEXT),
+        "attention.key_length_mla": (1, MAX_HEAD_SIZE),
+        "attention.key_length_swa": (1, MAX_HEAD_SIZE),
+        "attention.kv_lora_rank": (1, MAX_EMBEDDING),
+        "attention.output_group_count": (1, MAX_HEADS),
+        "attention.output_lora_rank": (1, MAX_EMBEDDING),
+        "attention.q_lora_rank": (0, MAX_EMBEDDING),
+        "attention.sliding_window": (0, MAX_CONTEXT),
+        "attention.temperature_length": (0, MAX_CONTEXT),
+        "attention.value_length_mla": (1, MAX_HEAD_SIZE),
+        "attention.value_length_swa": (1, MAX_HEAD_SIZE),
+        "expert_gating_func": (0, 16),
+        "expert_shared_count": (0, MAX_EXPERTS),
+        "expert_shared_feed_forward_length": (0, MAX_FEED_FORWARD),
+        "full_attention_interval": (1, MAX_LAYERS),
+        "hash_layer_count": (0, MAX_LAYERS),
+        "hyper_connection.count": (1, MAX_STREAMS),
+        "hyper_connection.sinkhorn_iterations": (0, 1000),
+        "interleave_moe_layer_step": (0, MAX_LAYERS),
+        "leading_dense_block_count": (0, MAX_LAYERS),
+        "rope.dimension_count_swa": (0, MAX_HEAD_SIZE),
+        "rope.scaling.original_context_length": (1, MAX_CONTEXT),
+        "shortconv.l_cache": (2, MAX_KERNEL),
+        "ssm.conv_kernel": (2, MAX_KERNEL),
+        "ssm.group_count": (1, MAX_HEADS),
+        "ssm.inner_size": (1, MAX_EMBEDDING),
+        "ssm.state_size": (1, MAX_HEAD_SIZE),
+        "ssm.time_step_rank": (1, MAX_EMBEDDING),
+    }
+)
+"""Numbers that some architectures have, with the least and the greatest that make sense."""
+_FLAGS = ("attention.indexer.types", "attention.recurrent_layers", "attention.sliding_window_pattern")
+"""One 0 or 1 for each layer; or a number for all of them: the period of a pattern."""
+_NUMBER_LISTS = ("attention.compress_ratios", "rope.dimension_sections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +75,7 @@ class Hyperparameters:
     """What the rest of the program needs to know about a model's shape. Lengths count layers, rows and tokens."""
 
     architecture: str
-    n_layers: int
+    n_layers: int  # that compute: blocks which predict further tokens come behind them in the file, and are not used
     n_embd: int
     n_vocab: int
     n_ctx_train: int
@@ -50,15 +92,17 @@ def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
         raise header.fault("general.architecture", f"is not an architecture's name: {architecture[:40]!r}")
     _refuse_split(header)
     numbers = _Numbers(header, architecture)
-    n_layers = numbers.required("block_count", 1, MAX_LAYERS)
+    n_blocks = numbers.required("block_count", 1, MAX_LAYERS)
     n_ctx_train = numbers.required("context_length", 1, MAX_CONTEXT)
     n_embd = numbers.required("embedding_length", 1, MAX_EMBEDDING)
-    numbers.optional("nextn_predict_layers", 0, n_layers - 1)
-    numbers.per_layer("feed_forward_length", n_layers, 0, MAX_FEED_FORWARD)
-    n_kv_row = _check_attention(numbers, n_layers, n_embd)
-    _check_experts(numbers)
+    n_layers = n_blocks - (numbers.optional("nextn_predict_layers", 0, n_blocks - 1) or 0)
+    numbers.per_layer("feed_forward_length", n_blocks, 0, MAX_FEED_FORWARD)
+    n_kv_row = _check_attention(numbers, n_blocks, n_embd)
+    _check_experts(numbers, n_blocks)
+    _check_ranges(numbers, n_layers)
+    _check_state_space(numbers)
     _check_all_numbers(header, architecture)
-    _check_layer_names(header, n_layers)
+    _check_layer_names(header, n_layers, n_blocks)
     n_vocab = _vocabulary_size(header, numbers)
     _check_embedding(header, n_embd, n_vocab)
     return Hyperparameters(
@@ -109,6 +153,21 @@ class _Numbers:
             self._in_range(key, value, low, high)
         return tuple(values.tolist())
 
+    def flags(self, name: str, n_layers: int) -> None:
+        """Check one 0 or 1 per layer, where there is such an array; there may be more than layers."""
+        key = self.key(name)
+        entry = self.header.metadata.get(key)
+        if entry is None or not entry.is_array:
+            self.optional(name, 0, MAX_LAYERS)
+            return
+        kinds = (ValueType.BOOL, ValueType.UINT32, ValueType.INT32)
+        if entry.item_type not in kinds or not n_layers <= entry.n_items <= MAX_LAYERS:
+            raise self.header.fault(key, f"is not an array of {n_layers} flags, one per layer")
+        values = self.header.numbers(key)
+        assert values is not None
+        for value in values.tolist():
+            self._in_range(key, value, 0, 1)
+
     def _in_range(self, key: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:
             raise self.header.fault(key, f"is {value}, outside {low} to {high}")
@@ -150,10 +209,11 @@ def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> int:
     return widest
 
 
-def _check_experts(numbers: _Numbers) -> None:
+def _check_experts(numbers: _Numbers, n_blocks: int) -> None:
     """Experts, those used of them, and their groups fit each other: llama.cpp asserts each of these."""
     n_experts = numbers.optional("expert_count", 0, MAX_EXPERTS) or 0
-    n_used = numbers.optional("expert_used_count", 0, MAX_EXPERTS) or 0
+    n_used = max(numbers.per_layer("expert_used_count", n_blocks, 0, MAX_EXPERTS) or (0,))
+    numbers.per_layer("expert_feed_forward_length", n_blocks, 0, MAX_FEED_FORWARD)
     n_groups = numbers.optional("expert_group_count", 0, MAX_EXPERTS) or 0
     n_groups_used = numbers.optional("expert_group_used_count", 0, MAX_EXPERTS) or 0
     if n_used > n_experts or (n_experts and not n_used):
@@ -168,6 +228,29 @@ def _check_experts(numbers: _Numbers) -> None:
         raise numbers.header.fault(
             numbers.key("expert_group_used_count"), f"is {n_groups_used}, which does not fit {n_groups} groups"
         )
+
+
+def _check_ranges(numbers: _Numbers, n_layers: int) -> None:
+    """What has a range of its own, whatever else a model has."""
+    for name, (low, high) in _RANGES.items():
+        numbers.optional(name, low, high)
+    for name in _FLAGS:
+        numbers.flags(name, n_layers)
+    for name in _NUMBER_LISTS:
+        key = numbers.key(name)
+        values = numbers.header.numbers(key)
+        if values is not None and (not len(values) or values.min() < 0 or values.max() > MAX_HEAD_SIZE):
+            raise numbers.header.fault(key, f"is not an array of numbers from 0 to {MAX_HEAD_SIZE}")
+
+
+def _check_state_space(numbers: _Numbers) -> None:
+    """The heads of recurrent layers share their width evenly, and their groups the heads: llama.cpp asserts it."""
+    inner, heads, groups = (
+        numbers.optional(f"ssm.{name}", 1, MAX_EMBEDDING) for name in ("inner_size", "time_step_rank", "group_count")
+    )
+    for name, whole, part in (("ssm.time_step_rank", inner, heads), ("ssm.group_count", heads, groups)):
+        if whole and part and whole % part:
+            raise numbers.header.fault(numbers.key(name), f"is {part}, which does not divide {whole}")
 
 
 def _check_all_numbers(header: GgufHeader, architecture: str) -> None:
@@ -189,16 +272,17 @@ def _check_all_numbers(header: GgufHeader, architecture: str) -> None:
             raise header.fault(key, "is outside the range of 32-bit integers")
 
 
-def _check_layer_names(header: GgufHeader, n_layers: int) -> None:
-    """Tensors belong to layers that exist, and every layer has some."""
+def _check_layer_names(header: GgufHeader, n_layers: int, n_blocks: int) -> None:
+    """Tensors belong to blocks that exist, and every layer has some; the blocks behind them may be in another file."""
     seen = set()
     for name in header.tensors:
         match = re.match(r"blk\.([^.]*)\.", name)
         if match is None:
             continue
-        if not re.fullmatch(r"0|[1-9]\d{0,3}", match[1]) or int(match[1]) >= n_layers:
-            raise header.fault(f"tensor {name}", f"belongs to no layer: the model has {n_layers}")
-        seen.add(int(match[1]))
+        if not re.fullmatch(r"0|[1-9]\d{0,3}", match[1]) or int(match[1]) >= n_blocks:
+            raise header.fault(f"tensor {name}", f"belongs to no layer: the model has {n_blocks}")
+        if int(match[1]) < n_layers:
+            seen.add(int(match[1]))
     if len(seen) != n_layers:
         raise header.fault("the tensor table", f"has tensors for {len(seen)} of the {n_layers} layers")
 

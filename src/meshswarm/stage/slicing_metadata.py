@@ -1,6 +1,6 @@
 """The metadata of a slice: the model's, with everything that counts or names layers made right for the slice's own.
 
-The rule this file keeps: a setting is copied only when the family's row says what it means to a part of a model.
+The rule this file keeps: the family's row says what becomes of a setting; that it lists them all was checked before.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshswarm.artifacts.container import Entry, GgufHeader, ValueType
+from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import IllegalCutError, pattern_values
@@ -40,7 +41,7 @@ class Cut:
 
 
 def write_metadata(writer: HeaderWriter, cut: Cut) -> None:
-    """All entries of the slice. Raises IllegalCutError naming the first setting that the row does not list."""
+    """All entries of the slice."""
     header, family = cut.header, cut.family
     prefix = family.architecture + "."
     replaced = {"block_count": len(cut.layers), "vocab_size": cut.n_vocab}
@@ -51,9 +52,11 @@ def write_metadata(writer: HeaderWriter, cut: Cut) -> None:
             writer.copy(header, entry)
         elif key.startswith(prefix) and name not in replaced and name not in patterned | family.dropped_keys:
             _write_setting(writer, cut, name, entry)
-    for name, value in (dict(family.forced_numbers) | replaced).items():
-        if name in replaced or prefix + name not in header.metadata:
-            writer.u32(prefix + name, value)
+    for name, guess in family.guessed_numbers.items():
+        if prefix + name not in header.metadata:
+            writer.u32(prefix + name, guess(check_hyperparameters(header)))
+    for name, value in replaced.items():
+        writer.u32(prefix + name, value)
     for pattern in family.patterns:
         values = pattern_values(header, family, pattern, cut.n_layers)
         if values is not None:
@@ -70,21 +73,7 @@ def _write_setting(writer: HeaderWriter, cut: Cut, name: str, entry: Entry) -> N
         if cut.is_first:
             writer.copy(header, entry)
     elif entry.is_array and name in family.layer_keys | family.uniform_keys:
-        values = header.numbers(entry.key)
-        if values is None or len(values) < cut.n_layers:
-            raise header.fault(entry.key, f"has no item for some of the {cut.n_layers} layers")
-        if name in family.uniform_keys and (values != values[0]).any():
-            raise IllegalCutError(f"{header.source} cannot be split: its setting {entry.key} differs between layers")
         writer.pick_items(header, entry, cut.layers)
-    elif name not in family.uniform_keys | family.common_keys | family.layer_keys:
-        raise IllegalCutError(
-            f"{header.source} cannot be split: no test has proved what its setting {entry.key} means to a part of it"
-        )
-    elif name in family.proved_texts and header.text(entry.key) not in family.proved_texts[name]:
-        raise IllegalCutError(
-            f"{header.source} cannot be split: no test has proved what {header.text(entry.key)!r} as its setting "
-            f"{entry.key} means to a part of it"
-        )
     else:
         writer.copy(header, entry)
 

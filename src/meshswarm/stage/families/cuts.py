@@ -6,6 +6,7 @@ there the same fault ends the process, or computes wrong numbers without a word.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from meshswarm.artifacts.gguf import Hyperparameters, check_hyperparameters
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern
+from meshswarm.stage.families.listing import unlisted
 from meshswarm.stage.families.proofs import PROVED_BUILDS, Proofs
 from meshswarm.stage.families.table import FAMILIES, WHOLE_ONLY
 
@@ -49,16 +51,22 @@ class LegalCuts:
 def legal_cuts(header: GgufHeader, proofs: Proofs | None = None) -> LegalCuts:
     """Where the model whose checked header is `header` may be cut. `proofs`: on which build (None: the installed)."""
     shape = check_hyperparameters(header)
-    refusal = _refusal(shape, proofs or Proofs.here())
+    refusal = _refusal(header, shape, proofs or Proofs.here())
     if refusal is not None:
         return LegalCuts(shape.n_layers, (0,), refusal)
     family = FAMILIES[shape.architecture]
-    starts = range(0, shape.n_layers, family.start_multiple)
-    kind = family.start_kind
-    if kind is not None:
-        facts = layer_facts(header, family, shape.n_layers)
-        return LegalCuts(shape.n_layers, tuple(at for at in starts if at == 0 or kind.is_kind(facts[at])), None)
-    return LegalCuts(shape.n_layers, tuple(starts), None)
+    facts = layer_facts(header, family, shape.n_layers)
+    multiple = _start_multiple(header, family)
+    starts = range(multiple, shape.n_layers, multiple)
+    return LegalCuts(shape.n_layers, (0, *(at for at in starts if _may_start(family, facts, at))), None)
+
+
+def _may_start(family: Family, facts: Sequence[Facts], layer: int) -> bool:
+    """Whether spans may start at this layer, and a last one too."""
+    if family.start_kind is not None and not family.start_kind.is_kind(facts[layer]):
+        return False
+    rest = Span(layer, len(facts))
+    return family.zero_layers_compute_nothing or not any(_is_lacking(kind, facts, rest) for kind in family.needed_kinds)
 
 
 def check_cut(header: GgufHeader, span: Span, proofs: Proofs | None = None) -> Family | None:
@@ -75,14 +83,19 @@ def check_cut(header: GgufHeader, span: Span, proofs: Proofs | None = None) -> F
         return None
     cuts = legal_cuts(header, proofs)
     if cuts.refusal is not None:
-        raise IllegalCutError(f"{cuts.refusal}: not as {span}")
+        raise IllegalCutError(f"the layers {span} cannot be served alone: {cuts.refusal}")
     if not cuts.allow(span):
         raise IllegalCutError(f"the layers {span} cannot be served alone: this model {cuts.sentence}")
     return FAMILIES[shape.architecture]
 
 
-def _refusal(shape: Hyperparameters, proofs: Proofs) -> str | None:
-    """Why no model of this architecture is split here."""
+def _start_multiple(header: GgufHeader, family: Family) -> int:
+    settings = [header.scalar(f"{family.architecture}.{key}") for key in family.start_multiple_keys]
+    return math.lcm(family.start_multiple, *(value for value in settings if isinstance(value, int) and value > 0))
+
+
+def _refusal(header: GgufHeader, shape: Hyperparameters, proofs: Proofs) -> str | None:
+    """Why this model is not split here."""
     whole = f"models of the architecture {shape.architecture!r} are served whole (layers 0:{shape.n_layers})"
     if shape.architecture not in FAMILIES:
         known = WHOLE_ONLY.get(shape.architecture)
@@ -95,7 +108,7 @@ def _refusal(shape: Hyperparameters, proofs: Proofs) -> str | None:
             f"{whole}, because their cuts are proved with llama-cpp-python {builds} and this is {proofs.build}; "
             f"`meshswarm models verify` can prove them here"
         )
-    return None
+    return unlisted(header, FAMILIES[shape.architecture], shape.n_layers)
 
 
 def _proved() -> str:
@@ -119,11 +132,10 @@ def slice_pads(header: GgufHeader, span: Span) -> tuple[int, ...]:
     usual = min(span.stop, shape.n_layers - 1)
     if not pads and span.start == 0:
         pads.append(usual)
-    if shape.n_layers in family.layer_counts:
+    if shape.n_layers in family.matched_counts:
         pads += [usual] * (shape.n_layers - len(span) - len(pads))
-    else:
-        while len(span) + len(pads) in family.layer_counts:
-            pads.append(usual)
+    while len(span) + len(pads) in (family.matched_counts - {shape.n_layers}) | family.avoided_counts:
+        pads.append(usual)
     return tuple(pads)
 
 
@@ -152,6 +164,12 @@ def pattern_values(header: GgufHeader, family: Family, pattern: Pattern, n_layer
     entry = header.metadata.get(prefix + pattern.key)
     if entry is not None and entry.is_array:
         return _per_layer(header, prefix + pattern.key, n_layers)
+    if pattern.long_context and _context(header, prefix) >= pattern.long_context:
+        if len(pattern.long_values) < n_layers:
+            raise header.fault(
+                prefix + pattern.key, f"is missing, and known for {len(pattern.long_values)} layers only"
+            )
+        return pattern.long_values[:n_layers]
     period_key = prefix + (pattern.period_key or pattern.key)
     period = header.scalar(period_key)
     if period is None:
@@ -162,6 +180,11 @@ def pattern_values(header: GgufHeader, family: Family, pattern: Pattern, n_layer
         return (pattern.without,) * n_layers
     different = 0 if pattern.first_differs else period - 1
     return tuple(int((layer % period == different) == pattern.inverted) for layer in range(n_layers))
+
+
+def _context(header: GgufHeader, prefix: str) -> int:
+    n_ctx_train = header.scalar(prefix + "context_length")
+    return n_ctx_train if isinstance(n_ctx_train, int) else 0
 
 
 def _per_layer(header: GgufHeader, key: str, n_layers: int) -> tuple[int, ...] | None:

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-_NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
-_NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
+from meshswarm.artifacts.gguf import Hyperparameters
+
+Guess = Callable[[Hyperparameters], int]
 Facts = Mapping[str, int]
 """What is known of one layer: the value that each per-layer setting and pattern of its row has there."""
+_NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
+_NO_GUESSES: Mapping[str, Guess] = MappingProxyType({})
 
 
 class Rollback(Enum):
@@ -46,6 +49,9 @@ class Pattern:
     is_bool: bool = True
     inverted: bool = False
     """One layer of each period has 1, the others 0."""
+    long_context: int = 0
+    long_values: tuple[int, ...] = ()
+    """What a model without array and period has from a context of `long_context` on, one value per layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,8 @@ class Family:
     """Concern the token embedding alone: kept where tokens enter, dropped in other spans."""
     dropped_keys: frozenset[str] = frozenset({"nextn_predict_layers"})
     """Kept in no span."""
-    forced_numbers: Mapping[str, int] = field(default_factory=lambda: _NO_NUMBERS)
-    """Unsigned integers that llama.cpp would guess from the number of layers: written out where a model lacks them."""
+    guessed_numbers: Mapping[str, Guess] = field(default_factory=lambda: _NO_GUESSES)
+    """Unsigned integers that llama.cpp guesses from a whole model's shape: written out where a model lacks them."""
     proved_texts: Mapping[str, frozenset[str]] = field(default_factory=lambda: _NO_TEXTS)
     """Of the settings that are text: the only values proved."""
 
@@ -97,11 +103,17 @@ class Family:
 
     start_multiple: int = 1
     """Spans start at multiples of this: llama.cpp has a period in its code that no setting moves."""
+    start_multiple_keys: frozenset[str] = frozenset()
+    """Spans start at multiples of these settings too."""
     start_kind: LayerKind | None = None
     """Spans start at layers of this kind only."""
     needed_kinds: tuple[LayerKind, ...] = ()
-    layer_counts: frozenset[int] = frozenset()
+    zero_layers_compute_nothing: bool = True
+    """Else a last span, which computes its zero layers, has to do without: it holds every needed kind itself."""
+    matched_counts: frozenset[int] = frozenset()
     """Numbers of layers at which llama.cpp computes otherwise: a slice has one of these exactly if its model has it."""
+    avoided_counts: frozenset[int] = frozenset()
+    """Numbers of layers that no slice has: llama.cpp would take it for another model."""
 
     def capture_name(self, layer: int) -> str:
         """Name of the graph node to read after `layer`, counted from 0 within the slice."""

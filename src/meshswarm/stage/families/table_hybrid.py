@@ -39,6 +39,8 @@ _KV_HEADS = "attention.head_count_kv"
 _RECURRENT = "attention.recurrent_layers"
 _RATIOS = "attention.compress_ratios"
 _INDEXER_TYPES = "attention.indexer.types"
+_GLM_5_2_TYPES = (1, 1, *(1, 0, 0, 0) * 19)
+"""What llama.cpp gives a model of its context length whose file does not say it."""
 
 
 def _has_kv_heads(facts: Facts) -> bool:
@@ -184,7 +186,7 @@ _SPARSE_ATTENTION = (
         uniform_keys=_HEADS | {_KV_HEADS, "feed_forward_length"},
         layer_keys=_EXPERT_LAYERS,
         # A layer without an indexer works with the positions that the last one with an indexer picked.
-        patterns=(Pattern(_INDEXER_TYPES, without=1),),
+        patterns=(Pattern(_INDEXER_TYPES, without=1, long_context=1 << 20, long_values=_GLM_5_2_TYPES),),
         count_keys=frozenset({"leading_dense_block_count"}),
         start_kind=LayerKind("with an indexer of its own", _has_indexer),
     ),
@@ -216,12 +218,13 @@ _SPARSE_ATTENTION = (
         layer_keys=_EXPERT_LAYERS | {_RATIOS},
         count_keys=frozenset({"hash_layer_count"}),
         proved_texts=_YARN_TEXTS,
-        last_tensors=frozenset(),
         shared_tensors=frozenset(
             {"output_norm.weight", "output_hc_base.weight", "output_hc_fn.weight", "output_hc_scale.weight"}
         ),
         needs_output=True,
         needed_kinds=(LayerKind("attention compressed by 4", _is_compressed_by_4),),
+        # It mixes the streams even where it adds nothing to them.
+        zero_layers_compute_nothing=False,
     ),
 )
 
