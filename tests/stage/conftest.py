@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.stage.staged import SPAN, Stage, staged
 
 from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
+from meshswarm.stage.slices import Slices
 from meshswarm.stage.slicing import write_slice
 
 Cut = Callable[..., Path]
@@ -40,3 +43,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, gguf_recipe: type) -> Path:
     """A random llama model of 4 layers, width 64 and 32 tokens, in float32: there one row and two differ in bits."""
     path: Path = gguf_recipe(n_layers=4).write(tmp_path_factory.mktemp("tiny") / "tiny.gguf", seed=1)
     return path
+
+
+@pytest.fixture(scope="module")
+def last_layers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    home = tmp_path_factory.mktemp("store")
+    store = Store(home)
+    info = store.import_file(smollm2)
+    return Slices(store, home).file(info.model_id, SPAN).path, info.model_id
+
+
+@pytest.fixture
+async def stage(last_layers: tuple[Path, bytes], tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(last_layers, tmp_path / "ledger.sqlite") as running:
+        yield running

@@ -6,46 +6,30 @@ Every hostile case runs beside an honest session on the same server, which must 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.stage.staged import HEAD, N_CTX, PREVIOUS, STRANGER, Stage, honest_rows, reply, step
 
-from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError
 from meshswarm.identity import Identity
-from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.receipt import Outcome
-from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
-from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
-from meshswarm.net.swarm import Swarm
 from meshswarm.span import Span
-from meshswarm.stage.activation_log import ActivationLog, LogLimits
-from meshswarm.stage.engine import SpanEngine
 from meshswarm.stage.messages import (
-    HOP_STREAM,
-    MAX_FRAME_BYTES,
     SESSION_STREAM,
     Cancel,
     Close,
-    Counters,
     Dtype,
     Failed,
-    Flag,
     FullRow,
     FullRowRequest,
-    Hop,
-    Message,
-    Open,
     Opened,
+    Park,
     ReceiptAck,
     ReceiptOffer,
     RefusalReason,
@@ -53,121 +37,10 @@ from meshswarm.stage.messages import (
     Result,
     Returns,
     Step,
+    Waiting,
 )
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.sent_rows import SentRows
-from meshswarm.stage.server import Served, SpanServer
-from meshswarm.stage.slices import Slices
-from meshswarm.stage.wire import decode, encode
-
-SPAN = Span(20, 30)
-N_CTX = 100
-PROVIDER = Identity.from_seed(b"\1" * 32)
-HEAD = Identity.from_seed(b"\2" * 32)
-PREVIOUS = Identity.from_seed(b"\3" * 32)
-STRANGER = Identity.from_seed(b"\4" * 32)
-
-
-@dataclass
-class Stage:
-    """A provider that serves the last ten layers, and the endpoints of those who use or attack it."""
-
-    server: SpanServer
-    engine: SpanEngine
-    model_id: bytes
-    receipts: ReceiptStore
-    endpoints: dict[Identity, Endpoint]
-    head_books: Bookkeeper
-
-    def countersign(self, claim: bytes, opening: Open, counters: Counters) -> bytes | None:
-        """The head's answer to a claim about the session of `opening`."""
-        engagement = self.head_books.engagement(
-            opening.session, opening.model_id, opening.span, self.engine.numclass, PROVIDER.peer_id, HEAD.peer_id
-        )
-        return self.head_books.countersign(claim, engagement, counters)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    def opening(self) -> Open:
-        return Open(
-            session=secrets.token_bytes(16), head=HEAD.peer_id, head_addresses=(), model_id=self.model_id, span=SPAN,
-            n_layers=30, previous=PREVIOUS.peer_id, next=None, next_addresses=(), returns=Returns.LOGITS,
-            dtype=Dtype.F32, n_ctx=N_CTX, profile=Profile.FAST, temperature=0.0, top_k=4, deadline_ms=60_000,
-        )  # fmt: skip
-
-    async def stream(self, identity: Identity, kind: str) -> Stream:
-        endpoint = self.endpoints[identity]
-        connection = await endpoint.dial(PROVIDER.peer_id, [self.server.endpoint.address])
-        return connection.open_stream(kind, max_frame_bytes=MAX_FRAME_BYTES)
-
-    async def open(self, opening: Open) -> Stream:
-        """A session stream whose OPEN was accepted."""
-        stream = await self.stream(HEAD, SESSION_STREAM)
-        stream.send(encode(opening, HEAD))
-        assert isinstance(await reply(stream), Opened)
-        return stream
-
-    async def hop(self, opening: Open, identity: Identity = PREVIOUS) -> Stream:
-        stream = await self.stream(identity, HOP_STREAM)
-        stream.send(encode(Hop(opening.head, opening.session)))
-        return stream
-
-    def rows(self, n_rows: int, seed: int = 0) -> bytes:
-        return np.random.default_rng(seed).normal(0, 1, (n_rows, self.engine.n_embd)).astype("<f4").tobytes()
-
-
-async def reply(stream: Stream) -> Message:
-    return decode(await stream.receive(timeout_s=10))
-
-
-def step(seq: int, pos0: int, hidden: bytes, n_rows: int = 1, flags: int = Flag.EMIT) -> Step:
-    return Step(seq, pos0, n_rows, None, flags, None, Dtype.F32, hidden, None)
-
-
-@pytest.fixture(scope="module")
-def sliced(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    home = tmp_path_factory.mktemp("store")
-    store = Store(home)
-    info = store.import_file(smollm2)
-    return Slices(store, home).file(info.model_id, SPAN).path, info.model_id
-
-
-@contextlib.asynccontextmanager
-async def staged(sliced: tuple[Path, bytes], ledger: Path) -> AsyncIterator[Stage]:
-    path, model_id = sliced
-    swarm = Swarm(f"test-{secrets.token_hex(8)}")
-    engine = SpanEngine.load(path, SPAN, 30, n_ctx=N_CTX, n_slots=2, n_threads=1, max_rows=64)
-    engine.start(asyncio.get_running_loop())
-    receipts = ReceiptStore(ledger)
-    writer = ReceiptWriter(receipts, lambda error: pytest.fail(str(error)))
-    head_writer = ReceiptWriter(ReceiptStore(ledger.with_suffix(".head")), lambda error: pytest.fail(str(error)))
-    loopback = Address("127.0.0.1", 0)
-    endpoints = {
-        identity: await Endpoint.bind(identity, loopback, swarm=swarm)
-        for identity in (PROVIDER, HEAD, PREVIOUS, STRANGER)
-    }
-    async with asyncio.TaskGroup() as tasks:
-        sent = SentRows(ActivationLog(LogLimits(), None), tasks)
-        server = SpanServer(endpoints[PROVIDER], tasks, Bookkeeper(PROVIDER, writer, swarm.swarm_id), sent)
-        server.serve(Served(model_id, 30, SPAN, bytes(32), engine, N_CTX, window=256))
-        try:
-            head_books = Bookkeeper(HEAD, head_writer, swarm.swarm_id)
-            yield Stage(server, engine, model_id, receipts, endpoints, head_books)
-        finally:
-            for endpoint in endpoints.values():
-                await endpoint.close()
-            await engine.stop()
-            writer.close()
-            head_writer.close()
-
-
-@pytest.fixture
-async def stage(sliced: tuple[Path, bytes], tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(sliced, tmp_path / "ledger.sqlite") as running:
-        yield running
+from meshswarm.stage.wire import encode
 
 
 async def test_a_session_from_open_to_a_receipt_signed_by_both(stage: Stage) -> None:
@@ -221,23 +94,9 @@ async def test_an_acknowledgement_that_is_none_leaves_the_receipt_half_signed(st
     await stage.until(lambda: [kept.outcome for kept in stage.receipts.newest()] == [Outcome.HALF_SIGNED])
 
 
-async def honest_rows(stage: Stage) -> list[bytes]:
-    """The logits of three honest steps on a session of its own."""
-    opening = stage.opening()
-    session, hop = await stage.open(opening), await stage.hop(opening)
-    seen = []
-    for seq in range(3):
-        hop.send(encode(step(seq, seq, stage.rows(1, seed=seq))))
-        result = await reply(session)
-        assert isinstance(result, Result)
-        seen.append(result.rows[0].logits)
-    session.send(encode(Cancel()))
-    return seen
-
-
 BAD_STEPS = {
-    "NaN": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.nan, "<f4").tobytes())), "not a number"),
-    "infinite": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.inf, "<f4").tobytes())), "not a n"),
+    "NaN": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.nan, "<f4").tobytes())), "not a f"),
+    "infinite": (lambda stage: encode(step(0, 0, np.full(stage.engine.n_embd, np.inf, "<f4").tobytes())), "not a f"),
     "wrong width": (lambda stage: encode(step(0, 0, bytes(4))), "carries 4 bytes"),
     "wrong position": (lambda stage: encode(step(0, 7, stage.rows(1))), "starts at position 7"),
     "beyond the context": (lambda stage: encode(step(0, 0, stage.rows(101), 101)), "beyond the 100 reserved"),
@@ -415,7 +274,7 @@ async def test_rows_that_come_before_the_session_stands_end_it_with_a_reason(
 
 
 async def test_a_session_lives_no_longer_than_the_server_allows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshswarm.stage.server.MAX_SESSION_S", 0.05)
+    monkeypatch.setattr("meshswarm.stage.served_session.MAX_SESSION_S", 0.05)
     session = await stage.open(replace(stage.opening(), deadline_ms=2**40))
     failed = await reply(session)
     assert isinstance(failed, Failed)
@@ -425,10 +284,133 @@ async def test_a_session_lives_no_longer_than_the_server_allows(stage: Stage, mo
 async def test_a_head_that_never_answers_a_receipt_is_not_waited_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshswarm.stage.server.ACKNOWLEDGE_S", 0.05)
+    monkeypatch.setattr("meshswarm.stage.served_session.ACKNOWLEDGE_S", 0.05)
     session = await stage.open(stage.opening())
     session.send(encode(Close()))
     assert isinstance(await reply(session), ReceiptOffer)
     with pytest.raises(MeshswarmError):
         await session.receive(timeout_s=10)
     assert not stage.server.sessions
+
+
+# -- in line
+
+
+async def full(stage: Stage) -> list[Stream]:
+    return [await stage.open(stage.opening()) for _ in range(2)]
+
+
+async def in_line(stage: Stage, max_wait_ms: int = 60_000, identity: Identity = HEAD) -> Stream:
+    stream = await stage.stream(identity, SESSION_STREAM)
+    opening = replace(stage.opening(), max_wait_ms=max_wait_ms, head=identity.peer_id)
+    stream.send(encode(opening, identity))
+    return stream
+
+
+async def test_a_session_waits_in_line_and_is_let_in_when_there_is_room(stage: Stage) -> None:
+    running = await full(stage)
+    first, second = await in_line(stage), await in_line(stage)
+    told = await reply(first)
+    assert isinstance(told, Waiting)
+    assert told.place == 1
+    assert told.estimate_ms > 0
+    told = await reply(second)
+    assert isinstance(told, Waiting)
+    assert told.place == 2
+    assert stage.server.n_free_slots == 0
+    running[0].send(encode(Cancel()))
+    assert isinstance(await reply(first), Opened)
+    told = await reply(second)
+    assert isinstance(told, Waiting)
+    assert told.place == 1
+    running[1].send(encode(Close()))
+    assert isinstance(await reply(second), Opened)
+
+
+async def test_a_newcomer_does_not_overtake_the_line(stage: Stage) -> None:
+    running = await full(stage)
+    waiting = await in_line(stage)
+    assert isinstance(await reply(waiting), Waiting)
+    newcomer = await stage.stream(HEAD, SESSION_STREAM)
+    newcomer.send(encode(stage.opening(), HEAD))
+    refused = await reply(newcomer)
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.BUSY
+    assert "1 others wait" in refused.message
+    running[0].send(encode(Cancel()))
+    assert isinstance(await reply(waiting), Opened)
+
+
+async def test_an_answer_that_completes_lets_the_next_session_in(stage: Stage) -> None:
+    running = await full(stage)
+    waiting = await in_line(stage)
+    assert isinstance(await reply(waiting), Waiting)
+    running[0].send(encode(Park()))
+    assert isinstance(await reply(waiting), Opened)
+    assert isinstance(await reply(running[0]), ReceiptOffer)
+
+
+async def test_one_head_cannot_keep_another_out_by_asking_more_often(stage: Stage) -> None:
+    running = await full(stage)
+    for place in (1, 2, 3):
+        told = await reply(await in_line(stage))
+        assert isinstance(told, Waiting)
+        assert told.place == place
+    other = await in_line(stage, identity=STRANGER)
+    told = await reply(other)
+    assert isinstance(told, Waiting)
+    assert told.place == 1, "the first head has two sessions running already"
+    running[0].send(encode(Cancel()))
+    assert isinstance(await reply(other), Opened)
+
+
+async def test_waiting_ends_with_a_refusal_when_the_head_wanted_no_longer(stage: Stage) -> None:
+    await full(stage)
+    stream = await in_line(stage, max_wait_ms=50)
+    assert isinstance(await reply(stream), Waiting)
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.BUSY
+    assert refused.retry_after_ms > 0
+    assert stage.server.n_waiting == 0
+
+
+@pytest.mark.parametrize("frame", [encode(Cancel()), encode(Close()), b"garbage"])
+async def test_whoever_leaves_the_line_is_forgotten(stage: Stage, frame: bytes) -> None:
+    running = await full(stage)
+    stream, behind = await in_line(stage), await in_line(stage)
+    assert isinstance(await reply(stream), Waiting)
+    assert isinstance(await reply(behind), Waiting)
+    stream.send(frame)
+    told = await reply(behind)
+    assert isinstance(told, Waiting)
+    assert told.place == 1
+    running[0].send(encode(Cancel()))
+    assert isinstance(await reply(behind), Opened)
+
+
+async def test_a_head_that_vanishes_leaves_the_line(stage: Stage) -> None:
+    await full(stage)
+    stream = await in_line(stage, identity=STRANGER)
+    assert isinstance(await reply(stream), Waiting)
+    await stage.endpoints[STRANGER].close()
+    await stage.until(lambda: stage.server.n_waiting == 0)
+
+
+async def test_a_peer_that_leaves_sends_the_line_elsewhere(stage: Stage) -> None:
+    await full(stage)
+    stream = await in_line(stage)
+    assert isinstance(await reply(stream), Waiting)
+    await stage.server.drain(0.01)
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.DRAINING
+
+
+async def test_the_line_has_an_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshswarm.stage.waiting_room.MAX_WAITING_PER_HEAD", 1)
+    await full(stage)
+    assert isinstance(await reply(await in_line(stage)), Waiting)
+    refused = await reply(await in_line(stage))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.BUSY

@@ -13,6 +13,7 @@ from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import Span
 from meshswarm.stage import messages as m
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.wire import decode, encode
 
@@ -38,7 +39,7 @@ def steps(draw: st.DrawFn) -> m.Step:
     return m.Step(
         draw(counts), draw(st.integers(0, 2**24)), n_rows, draw(st.none() | st.integers(0, 2**24)),
         draw(st.integers(0, 255)), tokens, m.Dtype.F32, hidden, draw(st.none() | hashes),
-        draw(st.integers(1, n_rows)),
+        draw(st.integers(1, n_rows)), draw(st.integers(0, 2**32 - 1)),
     )  # fmt: skip
 
 
@@ -54,13 +55,16 @@ opens = st.builds(
     m.Open,
     session=st.binary(min_size=16, max_size=16), head=st.just(IDENTITY.peer_id), head_addresses=addresses,
     model_id=hashes, span=spans, n_layers=st.integers(1, 512), previous=optional_peers, next=optional_peers,
-    next_addresses=addresses, returns=st.sampled_from(m.Returns), dtype=st.just(m.Dtype.F32),
+    next_addresses=addresses, returns=st.sampled_from(m.Returns), dtype=st.sampled_from(m.Dtype),
     n_ctx=st.integers(0, 2**24), profile=st.sampled_from(Profile), temperature=st.floats(0, 1000),
-    top_k=st.integers(0, 4096), deadline_ms=st.integers(0, 2**40),
+    top_k=st.integers(0, 4096), deadline_ms=st.integers(0, 2**40), max_wait_ms=st.integers(0, 2**40),
+    fork=st.none() | st.builds(m.Fork, st.binary(min_size=16, max_size=16), st.integers(0, 2**24)),
 )  # fmt: skip
 anything = st.one_of(
     opens, steps(),
-    st.builds(m.Opened, texts, st.integers(0, 2**32 - 1), hashes),
+    st.builds(m.Opened, texts, st.integers(0, 2**32 - 1), hashes, st.sampled_from(Rollback), st.booleans()),
+    st.builds(m.Waiting, st.integers(0, 2**32 - 1), st.integers(0, 2**40)), st.builds(m.Park),
+    st.builds(m.Resume, st.floats(0, 1000), st.integers(0, 4096), st.integers(0, 2**40)),
     st.builds(m.Refused, st.sampled_from(m.RefusalReason), texts, st.integers(0, 2**32 - 1)),
     st.builds(m.Hop, peers, st.binary(min_size=16, max_size=16)),
     st.builds(m.Result, counts, st.lists(rows, max_size=3).map(tuple), st.none() | hashes),
@@ -109,6 +113,34 @@ def test_fields_of_a_later_version_are_ignored(message: m.Message) -> None:
     assert decode(msgpack.packb([*fields, "new field"])) == message
 
 
+@pytest.mark.parametrize(
+    ("message", "n_later"),
+    [
+        (m.Step(3, 5, 1, None, m.Flag.EMIT, bytes(4), m.Dtype.F32, None, None), 2),
+        (m.Opened("cpu", 512, bytes(32)), 2),
+        (m.FullRowRequest(3), 1),
+        (m.FullRow(3, bytes(8)), 1),
+    ],
+)
+def test_a_message_of_an_earlier_version_is_understood(message: m.Message, n_later: int) -> None:
+    fields = msgpack.unpackb(encode(message), raw=False)
+    assert decode(msgpack.packb(fields[:-n_later])) == message
+
+
+def test_an_open_of_an_earlier_version_is_understood() -> None:
+    frame = msgpack.unpackb(encode(example_open(), IDENTITY), raw=False)
+    payload = msgpack.packb(msgpack.unpackb(frame[1], raw=False)[:-2])
+    assert decode(msgpack.packb([frame[0], payload, IDENTITY.sign("open", payload)])) == example_open()
+
+
+@pytest.mark.parametrize("fork", [[b"short", 3], [bytes(16)], [bytes(16), -1], [bytes(16), 2**25], 7, [[], []]])
+def test_a_malformed_fork_is_refused(fork: object) -> None:
+    frame = msgpack.unpackb(encode(example_open(), IDENTITY), raw=False)
+    payload = msgpack.packb([*msgpack.unpackb(frame[1], raw=False)[:-1], fork])
+    with pytest.raises(RemoteProtocolError, match="fork"):
+        decode(msgpack.packb([frame[0], payload, IDENTITY.sign("open", payload)]))
+
+
 def test_an_open_signed_by_somebody_else_is_refused() -> None:
     frame = msgpack.unpackb(encode(example_open(), IDENTITY), raw=False)
     frame[2] = OTHER.sign("open", frame[1])
@@ -155,6 +187,13 @@ def test_an_open_sends_nobody_to_what_is_no_peers_address(field: str, address: A
         ([m.Kind.FULL_ROW_REQUEST, 0, 16], "row"),
         ([m.Kind.RESULT, 0, [[b"1234", b"12345678", 0.0]], None], "do not match"),
         ([m.Kind.RESULT, 0, [[b"1234", b"1234", math.nan]], None], "tail_log_mass"),
+        ([m.Kind.STEP, 0, 0, 1, None, 0, b"1234", "f32", None, None, 1, -1], "turn"),
+        ([m.Kind.OPENED, "cpu", 512, bytes(32), "time travel", False], "rollback"),
+        ([m.Kind.OPENED, "cpu", 512, bytes(32), "kv", 1], "needs_tokens"),
+        ([m.Kind.WAITING, -1, 0], "place"),
+        ([m.Kind.RESUME, math.nan, 1, 1], "temperature"),
+        ([m.Kind.RESUME, 1.0, 4097, 1], "top_k"),
+        ([m.Kind.RESUME, 1.0, 1, -1], "deadline_ms"),
         ([99], "unknown kind"),
         ([], "starts with its kind"),
     ],

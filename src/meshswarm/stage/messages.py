@@ -14,6 +14,7 @@ from enum import IntEnum, StrEnum
 from meshswarm.config import Address
 from meshswarm.identity import PeerId
 from meshswarm.span import Span
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.profile import Profile
 
 SESSION_STREAM = "session"
@@ -44,6 +45,9 @@ class Kind(IntEnum):
     RECEIPT = 12
     RECEIPT_ACK = 13
     FAILED = 14
+    WAITING = 15
+    PARK = 16
+    RESUME = 17
 
 
 class Returns(StrEnum):
@@ -79,10 +83,18 @@ class Flag(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """The new session begins with a copy of the first `n_positions` of another session of the same head."""
+
+    session: bytes
+    n_positions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """The head asks a span to take part in a session. Signed by the head.
 
-    `previous` or `next` None mean the head itself.
+    `previous` or `next` None mean the head itself. `max_wait_ms`: how long to wait for room; 0 is a refusal at once.
     """
 
     session: bytes
@@ -101,6 +113,8 @@ class Open:
     temperature: float  # the tail mass of a RESULT is taken at this temperature
     top_k: int
     deadline_ms: int  # how long the session may live, from OPEN
+    max_wait_ms: int = 0
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,8 @@ class Opened:
     numclass: str
     window: int  # rows the head may have under way before the span credits them back
     slice_root: bytes
+    rollback: Rollback = Rollback.KV
+    needs_tokens: bool = False  # the token ids travel beside the hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,29 @@ class Refused:
     reason: RefusalReason
     message: str
     retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The session waits for room at this place, 1 is next. Said again whenever the place changes."""
+
+    place: int
+    estimate_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """An answer is complete. The span keeps what the session holds until it needs the room: then it offers its receipt
+    unasked, which ends the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A parked session goes on: its next turn. `deadline_ms` counts from here."""
+
+    temperature: float
+    top_k: int
+    deadline_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +171,7 @@ class Step:
 
     `truncate_to`: positions from there on are removed before the rows are computed. `running_hash` covers all rows sent
     in this direction of the session so far (see `RowHash`). `n_outputs`: logits of so many of the last rows are wanted.
+    `turn`: how many RESUMEs came before it. It reaches a span by another way than they do, and waits there for them.
     """
 
     seq: int
@@ -144,6 +184,7 @@ class Step:
     hidden: bytes | None
     running_hash: bytes | None
     n_outputs: int = 1
+    turn: int = 0
 
     @property
     def n_draft(self) -> int:
@@ -238,8 +279,8 @@ class Failed:
 
 
 Message = (
-    Open | Opened | Refused | Hop | Step | Result | Credit | FullRowRequest | FullRow | Cancel | Close | ReceiptOffer
-    | ReceiptAck | Failed
+    Open | Opened | Refused | Waiting | Park | Resume | Hop | Step | Result | Credit | FullRowRequest | FullRow | Cancel
+    | Close | ReceiptOffer | ReceiptAck | Failed
 )  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""Serves one span to other peers' sessions: the shell around `SpanSession`.
+"""Serves one span to other peers' sessions: who gets a slot of the engine, who waits for one, who is refused.
 
-It owns the streams, the engine slots and the timers of each session. The rule it keeps: whatever ends a session (CLOSE,
-CANCEL, a deadline, a lost stream, a protocol error) releases its slot exactly once, and a session that breaks never
-touches another.
+The rule this file keeps: a session that waits is let in before a newcomer, and a parked session keeps nobody waiting:
+it gives its room up at once.
 """
 
 from __future__ import annotations
@@ -10,50 +9,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from meshswarm.errors import MeshswarmError, RemoteProtocolError
 from meshswarm.identity import PeerId
-from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
-from meshswarm.span import Span
-from meshswarm.stage.engine import EngineInputError, Job, JobResult, SpanEngine
 from meshswarm.stage.messages import (
     HOP_STREAM,
     MAX_FRAME_BYTES,
     MAX_TOP_K,
     SESSION_STREAM,
     Cancel,
-    Close,
-    Dtype,
-    Failed,
-    FullRow,
-    FullRowRequest,
     Hop,
     Message,
     Open,
-    Opened,
-    ReceiptAck,
-    ReceiptOffer,
     RefusalReason,
     Refused,
     Returns,
-    Row,
     Step,
+    Waiting,
 )
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.sent_rows import SentRows
-from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
+from meshswarm.stage.served_session import Served, ServedSession
+from meshswarm.stage.session import SpanSession
+from meshswarm.stage.waiting_room import Place, Ticket, WaitingRoom
 from meshswarm.stage.wire import decode, encode
 from meshswarm.tasks import Tasks
 
-BUSY_RETRY_MS = 2000
-MAX_SESSION_S = 3600.0  # no session lives longer, whatever its head asks for
-ACKNOWLEDGE_S = 10.0  # a head that has closed and does not answer the receipt is not waited for longer
+__all__ = ["Bookkeeper", "Served", "SpanServer"]
+
+MIN_RETRY_MS = 500
+MAX_WAIT_S = 600.0  # nobody stands in line for longer, whatever its head asks for
 
 
 class Bookkeeper(Protocol):
@@ -64,19 +52,6 @@ class Bookkeeper(Protocol):
 
     def acknowledged(self, receipt: bytes, acknowledgement: bytes) -> None:
         """The consumer countersigned. Raises RemoteProtocolError when it signed something else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The slice this peer has loaded."""
-
-    model_id: bytes
-    n_layers: int
-    span: Span
-    slice_root: bytes
-    engine: SpanEngine
-    n_ctx: int
-    window: int
 
 
 class SpanServer:
@@ -93,21 +68,30 @@ class SpanServer:
         self.sent = sent
         self.served: Served | None = None
         self.draining = False
-        self.sessions: dict[tuple[PeerId, bytes], _Session] = {}
+        self.sessions: dict[tuple[PeerId, bytes], ServedSession] = {}
         self.session_ended = asyncio.Event()
-        self.on_load: Callable[[], None] = lambda: None  # called whenever a session starts or ends
+        self.on_load: Callable[[], None] = lambda: None  # called whenever room is taken or can be had again
         self.sessions_total = 0
         self.rows_total = 0
+        self._room = WaitingRoom(1)
+        self._waiting: dict[Ticket, _Opening] = {}
+        self._admission: asyncio.Handle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         endpoint.handle_stream(SESSION_STREAM, self._on_session_stream, max_frame_bytes=MAX_FRAME_BYTES)
         endpoint.handle_stream(HOP_STREAM, self._on_hop_stream, max_frame_bytes=MAX_FRAME_BYTES)
 
     def serve(self, served: Served) -> None:
         """Start accepting sessions for this slice."""
         self.served = served
+        self._room = WaitingRoom(served.engine.n_free_slots)  # all of them
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new sessions, give the running ones `timeout_s` to end, then end them with a reason."""
         self.draining = True
+        for opening in list(self._waiting.values()):
+            opening.refuse(Refused(RefusalReason.DRAINING, "the peer is about to leave", 0))
+        for parked in self._parked():
+            parked.offer_receipt()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.sessions:
@@ -121,6 +105,8 @@ class SpanServer:
 
     def _on_hop_stream(self, stream: Stream) -> None:
         _HopIn(self, stream)
+
+    # -- terms
 
     def refusal(self, opening: Open, peer: PeerId) -> Refused | None:
         """Why this OPEN cannot be served here, or None."""
@@ -139,50 +125,205 @@ class SpanServer:
             return Refused(RefusalReason.UNSUPPORTED, "only the first span takes its rows from the head", 0)
         if not 2 <= opening.n_ctx <= served.n_ctx:
             return Refused(RefusalReason.CONTEXT, f"sessions may use up to {served.n_ctx} positions here", 0)
-        if opening.dtype is not Dtype.F32 or not 1 <= opening.top_k <= MAX_TOP_K:
-            return Refused(RefusalReason.UNSUPPORTED, f"dtype {opening.dtype}, top_k {opening.top_k}", 0)
+        if not 1 <= opening.top_k <= MAX_TOP_K:
+            return Refused(RefusalReason.UNSUPPORTED, f"top_k {opening.top_k}", 0)
         if opening.profile is Profile.EXACT and served.engine.exact_obstacle is not None:
             return Refused(RefusalReason.UNSUPPORTED, served.engine.exact_obstacle, 0)
+        if opening.fork is not None and self.fork_source(opening) is None:
+            return Refused(RefusalReason.UNSUPPORTED, "there is no such session to begin as a copy of", 0)
         if self.draining:
             return Refused(RefusalReason.DRAINING, "the peer is about to leave", 0)
         return None
+
+    def fork_source(self, opening: Open) -> ServedSession | None:
+        """The parked session of the same head that `opening` wants to begin as a copy of, if that can be."""
+        assert opening.fork is not None
+        source = self.sessions.get((opening.head, opening.fork.session))
+        if source is None or source.parked_s is None or source.slot is None:
+            return None
+        theirs = source.core.opening
+        is_alike = (theirs.span, theirs.profile, theirs.dtype) == (opening.span, opening.profile, opening.dtype)
+        fits = 0 < opening.fork.n_positions <= min(source.core.length, opening.n_ctx)
+        return source if is_alike and fits else None
+
+    # -- room
+
+    @property
+    def n_parked(self) -> int:
+        return len(self._parked())
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def n_free_slots(self) -> int:
+        """Sessions that could begin now, parked ones giving way."""
+        if self.served is None or self._waiting:
+            return 0
+        return self.served.engine.n_free_slots + self.n_parked
+
+    def _parked(self) -> list[ServedSession]:
+        """Those whose room can be had, the longest parked first."""
+        parked = [each for each in self.sessions.values() if each.parked_s is not None and each.slot is not None]
+        return sorted(parked, key=lambda each: each.parked_s or 0.0)
+
+    def take_slot(self, opening: Open) -> int | None:
+        """A slot for a new session, made by ending the longest-parked one if need be. A copy of a parked session takes
+        nobody's room: it saves work, and the parked one would have to be computed again."""
+        assert self.served is not None
+        slot = self.served.engine.acquire_slot()
+        if slot is None and opening.fork is None and (parked := self._parked()):
+            parked[0].offer_receipt()
+            slot = self.served.engine.acquire_slot()
+        return slot
+
+    def on_parked(self, turn_s: float) -> None:
+        """A session was parked after being at work for `turn_s`: whoever waits gets its room."""
+        self.on_room(turn_s)
+        self.on_load()
+
+    def on_room(self, turn_s: float | None) -> None:
+        """Room can be had; `turn_s` is how long it was in use, None when it was not."""
+        if turn_s is not None:
+            self._room.lasted(turn_s)
+        if self._waiting and self._admission is None:
+            self._admission = asyncio.get_running_loop().call_soon(self._admit)
+
+    # -- the line
+
+    def wait(self, opening: _Opening, max_wait_s: float) -> Ticket | None:
+        """A place in line; None when the line is too long already."""
+        now = asyncio.get_running_loop().time()
+        ticket = self._room.enter(opening.head, now + min(max_wait_s, MAX_WAIT_S))
+        if ticket is not None:
+            self._waiting[ticket] = opening
+            self._tell_places()
+            self._arm_expiry()
+            self.on_load()
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        self._room.leave(ticket)
+        if self._waiting.pop(ticket, None) is not None:
+            self._tell_places()
+            self._arm_expiry()
+            self.on_load()
+
+    def retry_ms(self) -> int:
+        """When a session that is refused now should ask again."""
+        return max(MIN_RETRY_MS, int(self._room.estimate_s(len(self._room) + 1) * 1000))
+
+    def _running(self) -> list[PeerId]:
+        return [session.head for session in self.sessions.values() if session.parked_s is None]
+
+    def _admit(self) -> None:
+        self._admission = None
+        while line := self._room.line(self._running()):
+            opening = self._waiting[line[0]]
+            slot = self.take_slot(opening.message)
+            if slot is None:
+                return
+            self.leave(line[0])
+            opening.start(slot)
+
+    def _tell_places(self) -> None:
+        for ticket, place in self._room.places(self._running()).items():
+            self._waiting[ticket].tell(place)
+
+    def _arm_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        due = self._room.next_expiry
+        self._expiry = None if due is None else asyncio.get_running_loop().call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        for ticket in self._room.expired(asyncio.get_running_loop().time()):
+            self._waiting[ticket].refuse(self.busy())
+        self._arm_expiry()
+
+    def busy(self) -> Refused:
+        n_waiting = len(self._room)
+        in_line = f", and {n_waiting} others wait" if n_waiting else ""
+        return Refused(RefusalReason.BUSY, f"all its sessions are taken{in_line}", self.retry_ms())
 
 
 class _Opening:
     """A session stream whose OPEN has not been answered yet."""
 
+    message: Open
+
     def __init__(self, server: SpanServer, stream: Stream) -> None:
         self._server = server
         self._stream = stream
-        stream.receive_with(self._on_frame, lambda error: None)
+        self._ticket: Ticket | None = None
+        self._told: int | None = None
+        stream.receive_with(self._on_frame, self._on_end)
+
+    @property
+    def head(self) -> PeerId:
+        return self.message.head
 
     def _on_frame(self, frame: bytes) -> None:
         message = decode(frame)
+        if self._ticket is not None:
+            self._on_frame_in_line(message)
+            return
         if not isinstance(message, Open):
             raise RemoteProtocolError(f"a session began with {type(message).__name__} instead of OPEN")
-        peer = self._stream.peer_id
-        if (message.head, message.session) in self._server.sessions:
+        server, peer = self._server, self._stream.peer_id
+        if (message.head, message.session) in server.sessions:
             raise RemoteProtocolError("a session was opened twice", peer=str(peer))
-        refused = self._server.refusal(message, peer)
+        refused = server.refusal(message, peer)
         if refused is not None:
-            self._refuse(refused)
+            self.refuse(refused)
             return
-        served = self._server.served
+        self.message = message
+        slot = None if server.n_waiting else server.take_slot(message)
+        if slot is not None:
+            self.start(slot)
+            return
+        if message.max_wait_ms and message.fork is None:
+            self._ticket = server.wait(self, message.max_wait_ms / 1000)
+        if self._ticket is None:
+            self.refuse(server.busy())
+
+    def _on_frame_in_line(self, message: Message) -> None:
+        self._leave()
+        if not isinstance(message, Cancel):
+            raise RemoteProtocolError(f"a head that waits for room sent a {type(message).__name__}")
+        self._stream.finish()
+
+    def _on_end(self, error: MeshswarmError | None) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._ticket is not None:
+            self._server.leave(self._ticket)
+            self._ticket = None
+
+    def tell(self, place: Place) -> None:
+        """The session's place in line; said when it changes."""
+        if place.number != self._told:
+            self._told = place.number
+            self._stream.send(encode(Waiting(place.number, int(place.estimate_s * 1000))))
+
+    def start(self, slot: int) -> None:
+        """There is room: the session begins."""
+        server, message, served = self._server, self.message, self._server.served
         assert served is not None
-        slot = served.engine.acquire_slot()
-        if slot is None:
-            self._refuse(Refused(RefusalReason.BUSY, "all its sessions are taken", BUSY_RETRY_MS))
-            return
-        session = _Session(self._server, served, message, self._stream, slot)
-        self._server.sessions[message.head, message.session] = session
-        self._server.sessions_total += 1
-        self._server.on_load()
+        self._ticket = None
+        session = ServedSession(server, served, message, self._stream, slot)
+        server.sessions[message.head, message.session] = session
+        server.sessions_total += 1
+        server.on_load()
         if message.next is None:
             session.opened()
         else:
-            self._server.tasks.create_task(session.dial_next())
+            server.tasks.create_task(session.dial_next())
 
-    def _refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: Refused) -> None:
+        self._leave()
         self._stream.send(encode(refused))
         self._stream.finish()
 
@@ -193,7 +334,7 @@ class _HopIn:
     def __init__(self, server: SpanServer, stream: Stream) -> None:
         self._server = server
         self._stream = stream
-        self._session: _Session | None = None
+        self._session: ServedSession | None = None
         stream.receive_with(self._on_frame, self._on_end)
 
     def _on_frame(self, frame: bytes) -> None:
@@ -222,222 +363,3 @@ class _HopIn:
     def _on_end(self, error: MeshswarmError | None) -> None:
         if self._session is not None:
             self._session.on_hop_in_end(error)
-
-
-class _Session:
-    """One running session: streams, slot, timer."""
-
-    def __init__(self, server: SpanServer, served: Served, opening: Open, head: Stream, slot: int) -> None:
-        self.core = SpanSession(opening, served.engine.n_embd, served.window)
-        self.hop_in: Stream | None = None
-        self._server = server
-        self._served = served
-        self._head = head
-        self._slot: int | None = slot
-        self._next: Connection | None = None
-        self._hop_out: Stream | None = None
-        self._release_hold: Callable[[], None] | None = None
-        self._forget_next: Callable[[], None] | None = None
-        self._is_open = False
-        self._sent = server.sent.open()
-        self._receipt: bytes | None = None
-        loop = asyncio.get_running_loop()
-        self._opened_s = loop.time()
-        lives_s = min(opening.deadline_ms / 1000, MAX_SESSION_S)
-        self._deadline = loop.call_later(lives_s, self.fail, "the session's deadline is over", None)
-        head.receive_with(self._on_head_frame, self._on_head_end)
-
-    # -- opening
-
-    async def dial_next(self) -> None:
-        """Connect to the next span before OPENED is sent, so that steps never wait for a handshake."""
-        opening = self.core.opening
-        assert opening.next is not None
-        try:
-            connection = await self._server.endpoint.dial(opening.next, opening.next_addresses)
-            if self._slot is None:
-                return
-            hold = connection.hold()
-            self._release_hold = hold.release
-            self._forget_next = connection.on_lost(self._on_next_lost)
-            self._next = connection
-        except MeshswarmError as error:
-            if self._slot is not None:
-                self._head.send(encode(Refused(RefusalReason.NEXT_UNREACHABLE, str(error), 0)))
-                self._end()
-            return
-        self.opened()
-
-    def opened(self) -> None:
-        served = self._served
-        self._is_open = True
-        self._tell_head(Opened(served.engine.numclass, served.window, served.slice_root))
-
-    # -- what arrives
-
-    def _on_head_frame(self, frame: bytes) -> None:
-        try:
-            message = decode(frame)
-            match message:
-                case Step() if self.core.opening.previous is None:
-                    self.on_step(message)
-                case FullRowRequest():
-                    self._send_full_row(message.seq, message.row)
-                case Cancel():
-                    self._end()
-                case Close():
-                    self._close()
-                case ReceiptAck() if self._receipt is not None:
-                    self._server.bookkeeper.acknowledged(self._receipt, message.acknowledgement)
-                    self._end()
-                case _:
-                    raise RemoteProtocolError(f"the head sent a {type(message).__name__} out of place")
-        except MeshswarmError as error:
-            self.fail(str(error), self.core.opening.head)
-
-    def on_step(self, step: Step) -> None:
-        """A step from the previous peer (or from the head, on the first span)."""
-        if self._slot is None or self._receipt is not None:
-            return
-        try:
-            if not self._is_open:
-                raise RemoteProtocolError("rows came before the session was open")
-            actions = self.core.on_step(step)
-        except RemoteProtocolError as error:
-            self.fail(str(error), self._previous())
-            return
-        for action in actions:
-            assert isinstance(action, Compute)
-            self._submit(action)
-
-    def _previous(self) -> PeerId:
-        opening = self.core.opening
-        return opening.head if opening.previous is None else opening.previous
-
-    def _submit(self, action: Compute) -> None:
-        step, opening = action.step, self.core.opening
-        assert self._slot is not None
-        tokens = hidden = None
-        if step.tokens is not None:
-            tokens = np.frombuffer(step.tokens, dtype="<i4")
-        elif step.hidden is not None:
-            hidden = np.frombuffer(step.hidden, dtype="<f4").reshape(step.n_rows, self.core.n_embd)
-        job = Job(
-            slot=self._slot,
-            pos0=step.pos0,
-            truncate_to=step.truncate_to,
-            tokens=tokens,
-            hidden=hidden,
-            stop_layer=opening.span.stop,
-            outputs=action.output_rows,
-            top_k=opening.top_k,
-            temperature=opening.temperature,
-            profile=opening.profile,
-        )
-        seq = step.seq
-        self._served.engine.submit(job, lambda outcome: self._on_computed(seq, outcome))
-
-    def _on_computed(self, seq: int, outcome: JobResult | Exception) -> None:
-        if self._slot is None:
-            return
-        if isinstance(outcome, Exception):
-            # Rows the engine's door refuses came from the previous peer; anything else is this peer's own failure.
-            self.fail(str(outcome), self._previous() if isinstance(outcome, EngineInputError) else None)
-            return
-        hidden = None if outcome.hidden is None else outcome.hidden.tobytes()
-        rows = tuple(
-            Row(row.ids.tobytes(), row.logits.tobytes(), float(row.tail_log_mass)) for row in outcome.rows or ()
-        )
-        for action in self.core.on_computed(seq, hidden, rows):
-            match action:
-                case Forward(step):
-                    self._forward(step)
-                case Reply(message):
-                    self._tell_head(message)
-
-    def _forward(self, step: Step) -> None:
-        """The first step opens the stream: by then every span has answered OPENED, so no frame overtakes its OPEN."""
-        if self._hop_out is None:
-            assert self._next is not None
-            opening = self.core.opening
-            self._hop_out = self._next.open_stream(HOP_STREAM, max_frame_bytes=MAX_FRAME_BYTES)
-            self._hop_out.receive_with(self._on_hop_out_frame, self._on_next_lost)
-            self._hop_out.send(encode(Hop(opening.head, opening.session)))
-        self._hop_out.send(encode(step))
-        self._server.sent.keep(self._sent, step)
-
-    def _send_full_row(self, seq: int, row: int) -> None:
-        self.core.check_full_row(seq, row)
-        if self._slot is None:
-            return
-        self._tell_head(FullRow(seq, self._served.engine.full_row(self._slot, row).tobytes(), row))
-
-    # -- the end
-
-    def _close(self) -> None:
-        if self._receipt is not None:
-            raise RemoteProtocolError("the session was closed twice")
-        lasted_s = asyncio.get_running_loop().time() - self._opened_s
-        self._receipt = self._server.bookkeeper.offer(self.core, self._served.engine.numclass, lasted_s)
-        self._release_slot()
-        self._deadline.cancel()
-        self._deadline = asyncio.get_running_loop().call_later(ACKNOWLEDGE_S, self._end)
-        self._server.sent.close(self._sent)
-        self._tell_head(ReceiptOffer(self._receipt))
-
-    def _on_hop_out_frame(self, frame: bytes) -> None:
-        self.fail("the next span sent something on a one-way stream", self.core.opening.next)
-
-    def _on_next_lost(self, error: MeshswarmError | None) -> None:
-        """A stream that ends in good order is the next span's CLOSE running ahead of ours."""
-        if error is not None and self._slot is not None and self._receipt is None:
-            self.fail(f"the next span was lost: {error}", self.core.opening.next)
-
-    def on_hop_in_end(self, error: MeshswarmError | None) -> None:
-        """The previous span's stream ended. In good order that is its CLOSE running ahead of ours."""
-        if error is not None and self._slot is not None and self._receipt is None:
-            self.fail(f"the previous span was lost: {error}", self.core.opening.previous)
-
-    def _on_head_end(self, error: MeshswarmError | None) -> None:
-        self._end()
-
-    def fail(self, message: str, blamed: PeerId | None) -> None:
-        """Tell the head why this session ends here, and end it."""
-        if self._ended:
-            return
-        self._tell_head(Failed(message, blamed))
-        self._end()
-
-    @property
-    def _ended(self) -> bool:
-        opening = self.core.opening
-        return self._server.sessions.get((opening.head, opening.session)) is not self
-
-    def _tell_head(self, message: Message) -> None:
-        self._head.send(encode(message))
-
-    def _release_slot(self) -> None:
-        if self._slot is not None:
-            self._served.engine.release_slot(self._slot)
-            self._slot = None
-
-    def _end(self) -> None:
-        if self._ended:
-            return
-        opening = self.core.opening
-        del self._server.sessions[opening.head, opening.session]
-        self._server.session_ended.set()
-        self._server.on_load()
-        self._deadline.cancel()
-        self._release_slot()
-        if self._receipt is None:
-            self._server.sent.wipe(self._sent)
-        self._server.rows_total += self.core.work.rows
-        if self._forget_next is not None:
-            self._forget_next()
-        for stream in (self._hop_out, self.hop_in):
-            if stream is not None:
-                stream.finish()
-        if self._release_hold is not None:
-            self._release_hold()
-        self._head.finish()

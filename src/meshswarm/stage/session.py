@@ -3,7 +3,7 @@
 Events go in (a step arrived, the engine finished one), actions come out (compute, forward, reply). The rule this file
 keeps: the sequence number decides. A step older than the last one handled is dropped, a gap waits, and rows are only
 ever accepted at the position where the session stands, so a span never computes on a KV cache that differs from what
-the head believes.
+the head believes. A step of a later turn than the one that has begun here waits for it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from meshswarm.stage.messages import (
     Message,
     Open,
     Result,
+    Resume,
     Returns,
     Row,
     RowHash,
     Step,
 )
+from meshswarm.stage.rows_codec import row_bytes
 
 MAX_WAITING_STEPS = 64  # steps held back because an earlier one has not arrived
 
@@ -49,7 +51,7 @@ class Reply:
     message: Message
 
 
-Action = Compute | Forward | Reply
+Answer = Forward | Reply
 
 
 @dataclass(slots=True)
@@ -94,13 +96,19 @@ def rows_bytes(rows: tuple[Row, ...]) -> int:
 class SpanSession:
     """State of one session on one span.
 
-    `n_embd`: width of the residual stream. `window`: rows the head may have under way before credit comes back.
+    `row_width`: floats of one position between two spans. `window`: rows the head may have under way before credit
+    comes back. `needs_tokens`: every span of the model's family looks at the token ids, which travel beside the rows.
     """
 
     opening: Open
-    n_embd: int
+    row_width: int
     window: int
-    length: int = 0  # positions accepted so far
+    needs_tokens: bool = False
+    is_parked: bool = False
+    turn: int = 0
+    length: int = field(init=False)  # positions accepted so far
+    temperature: float = field(init=False)
+    top_k: int = field(init=False)
     work: Work = field(default_factory=Work)
     _bytes_in: int = 0
     _bytes_out: int = 0
@@ -114,6 +122,8 @@ class SpanSession:
     output_hash: RowHash = field(init=False)
 
     def __post_init__(self) -> None:
+        self.length = 0 if self.opening.fork is None else self.opening.fork.n_positions
+        self.temperature, self.top_k = self.opening.temperature, self.opening.top_k
         self.input_hash = RowHash(self.opening.session, "step")
         self.output_hash = RowHash(self.opening.session, "result" if self.opening.returns is Returns.LOGITS else "step")
 
@@ -127,11 +137,11 @@ class SpanSession:
         """The first span embeds token ids; every other one takes hidden states."""
         return self.opening.span.start == 0
 
-    def on_step(self, step: Step) -> list[Action]:
+    def on_step(self, step: Step) -> list[Compute]:
         """A STEP arrived from the previous peer. Raises RemoteProtocolError when it breaks the session's rules."""
         if step.seq < self._next_seq or step.seq in self._waiting:
             return []
-        if step.seq > self._next_seq:
+        if step.seq > self._next_seq or step.turn > self.turn:
             self._check_rows(step)
             self._check_window(step)
             if len(self._waiting) >= MAX_WAITING_STEPS:
@@ -140,14 +150,37 @@ class SpanSession:
                 )
             self._waiting[step.seq] = step
             return []
-        actions: list[Action] = []
-        ready: Step | None = step
-        while ready is not None:
+        return [self._accept(step), *self._accept_waiting()]
+
+    def _accept_waiting(self) -> list[Compute]:
+        actions: list[Compute] = []
+        while (ready := self._waiting.get(self._next_seq)) is not None and ready.turn <= self.turn:
+            del self._waiting[ready.seq]
             actions.append(self._accept(ready))
-            ready = self._waiting.pop(self._next_seq, None)
         return actions
 
+    def on_park(self) -> None:
+        """The head's answer is complete. Raises RemoteProtocolError when rows are still under way."""
+        if self.is_parked or self._computing or any(step.turn <= self.turn for step in self._waiting.values()):
+            raise RemoteProtocolError("the head parked a session that was parked already, or had rows under way")
+        self.is_parked = True
+
+    def on_resume(self, resume: Resume) -> list[Compute]:
+        """The head's next turn begins. Steps of it that came before are taken up."""
+        if not self.is_parked:
+            raise RemoteProtocolError("the head resumed a session that was not parked")
+        self.is_parked = False
+        self.turn += 1
+        self.temperature, self.top_k = resume.temperature, resume.top_k
+        return self._accept_waiting()
+
+    @property
+    def has_rows_under_way(self) -> bool:
+        return bool(self._computing or self._waiting)
+
     def _accept(self, step: Step) -> Compute:
+        if step.turn < self.turn or self.is_parked:
+            raise RemoteProtocolError(f"step {step.seq} belongs to a turn that is over")
         if step.truncate_to is not None:
             if step.truncate_to > self.length:
                 raise RemoteProtocolError(
@@ -171,7 +204,7 @@ class SpanSession:
         self.length += step.n_rows
         self._computing[step.seq] = step
         self.work.add(step)
-        self._bytes_in += len(step.tokens or step.hidden or b"")
+        self._bytes_in += len(step.tokens or b"") + len(step.hidden or b"")
         emits = step.flags & (Flag.EMIT | Flag.REPLAY) == Flag.EMIT and self.opening.returns is Returns.LOGITS
         return Compute(step, tuple(range(step.n_rows - step.n_outputs, step.n_rows)) if emits else ())
 
@@ -182,28 +215,37 @@ class SpanSession:
             raise RemoteProtocolError(f"step {step.seq} exceeds the window of {self.window} rows under way")
 
     def _check_rows(self, step: Step) -> None:
+        if step.tokens is None and (self.takes_tokens or self.needs_tokens):
+            raise RemoteProtocolError(f"step {step.seq} has no token ids, which this span needs")
         if self.takes_tokens:
-            if step.tokens is None:
-                raise RemoteProtocolError(f"step {step.seq} has no token ids, which the first span needs")
-        elif step.hidden is None:
+            if step.hidden is not None:
+                raise RemoteProtocolError(f"step {step.seq} has hidden states, which nothing comes before")
+            return
+        if step.hidden is None:
             raise RemoteProtocolError(f"step {step.seq} has no hidden states")
-        elif step.dtype is not self.opening.dtype or len(step.hidden) != step.n_rows * self.n_embd * 4:
+        if step.tokens is not None and not self.needs_tokens:
+            raise RemoteProtocolError(f"step {step.seq} has token ids, which this span does not take")
+        expected = step.n_rows * row_bytes(self.opening.dtype, self.row_width)
+        if step.dtype is not self.opening.dtype or len(step.hidden) != expected:
             raise RemoteProtocolError(
                 f"step {step.seq} carries {len(step.hidden)} bytes of {step.dtype}, but {step.n_rows} rows of width "
-                f"{self.n_embd} in {self.opening.dtype} were expected"
+                f"{self.row_width} in {self.opening.dtype} were expected"
             )
 
-    def on_computed(self, seq: int, hidden: bytes | None, rows: tuple[Row, ...]) -> list[Action]:
-        """The engine finished step `seq`: `hidden` for the next span, or `rows` (top-k) for the head."""
+    def on_computed(self, seq: int, hidden: bytes | None, rows: tuple[Row, ...]) -> list[Answer]:
+        """The engine finished step `seq`: `hidden`, in the session's dtype, for the next span, or `rows` (top-k) for
+        the head."""
         step = self._computing.pop(seq, None)
         if step is None:
             return []
-        actions: list[Action] = []
+        actions: list[Answer] = []
         if self.opening.returns is Returns.NEXT:
             assert hidden is not None
-            digest = self.output_hash.step(seq, step.pos0, step.n_rows, None, hidden)
-            actions.append(Forward(replace(step, tokens=None, hidden=hidden, running_hash=digest)))
-            self._bytes_out += len(hidden)
+            tokens = step.tokens if self.needs_tokens else None
+            digest = self.output_hash.step(seq, step.pos0, step.n_rows, tokens, hidden)
+            dtype = self.opening.dtype
+            actions.append(Forward(replace(step, tokens=tokens, dtype=dtype, hidden=hidden, running_hash=digest)))
+            self._bytes_out += len(tokens or b"") + len(hidden)
         elif rows:
             self._last_result = (seq, len(rows))
             digest = self.output_hash.result(seq, rows)

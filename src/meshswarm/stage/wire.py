@@ -20,6 +20,7 @@ from meshswarm.config import Address
 from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import MAX_LAYERS, Span
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import (
     MAX_DRAFT,
     MAX_FRAME_BYTES,
@@ -32,6 +33,7 @@ from meshswarm.stage.messages import (
     Credit,
     Dtype,
     Failed,
+    Fork,
     FullRow,
     FullRowRequest,
     Hop,
@@ -39,20 +41,25 @@ from meshswarm.stage.messages import (
     Message,
     Open,
     Opened,
+    Park,
     ReceiptAck,
     ReceiptOffer,
     RefusalReason,
     Refused,
     Result,
+    Resume,
     Returns,
     Row,
     Step,
+    Waiting,
 )
 from meshswarm.stage.profile import Profile
 
 _U32 = 2**32 - 1
 _U64 = 2**64 - 1
 _MAX_POSITIONS = 2**24
+_MAX_MS = 2**40
+_MAX_TEMPERATURE = 1000.0
 
 
 def _addresses(addresses: tuple[Address, ...]) -> list[list[Any]]:
@@ -74,7 +81,7 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
             return _pack(
                 Kind.STEP, message.seq, message.pos0, message.n_rows, message.truncate_to, message.flags,
                 message.tokens, str(message.dtype), message.hidden, message.running_hash,
-                message.n_outputs,
+                message.n_outputs, message.turn,
             )  # fmt: skip
         case Result():
             rows = [[row.ids, row.logits, row.tail_log_mass] for row in message.rows]
@@ -89,10 +96,20 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
                 message.span.start, message.span.stop, message.n_layers, _key(message.previous), _key(message.next),
                 _addresses(message.next_addresses), str(message.returns), str(message.dtype), message.n_ctx,
                 str(message.profile), message.temperature, message.top_k, message.deadline_ms,
+                message.max_wait_ms, None if message.fork is None else [message.fork.session, message.fork.n_positions],
             )  # fmt: skip
             return _pack(Kind.OPEN, payload, identity.sign("open", payload))
         case Opened():
-            return _pack(Kind.OPENED, message.numclass, message.window, message.slice_root)
+            return _pack(
+                Kind.OPENED, message.numclass, message.window, message.slice_root, message.rollback.value,
+                message.needs_tokens,
+            )  # fmt: skip
+        case Waiting():
+            return _pack(Kind.WAITING, message.place, message.estimate_ms)
+        case Park():
+            return _pack(Kind.PARK)
+        case Resume():
+            return _pack(Kind.RESUME, message.temperature, message.top_k, message.deadline_ms)
         case Refused():
             return _pack(Kind.REFUSED, str(message.reason), message.message[:MAX_TEXT], message.retry_after_ms)
         case Hop():
@@ -139,9 +156,20 @@ class _Fields:
             raise self._complain(name, f"not an integer from 0 to {top}")
         return value
 
+    @property
+    def is_at_end(self) -> bool:
+        """Nothing is left: fields that earlier versions did not send are absent."""
+        return not self._values
+
     def later_integer(self, name: str, top: int, missing: int) -> int:
         """A field that earlier versions did not send: `missing` stands for it then."""
-        return self.integer(name, top) if self._values else missing
+        return missing if self.is_at_end else self.integer(name, top)
+
+    def boolean(self, name: str) -> bool:
+        value = self._take(name)
+        if type(value) is not bool:
+            raise self._complain(name, "neither true nor false")
+        return value
 
     def optional_integer(self, name: str, top: int) -> int | None:
         value = self._take(name)
@@ -194,6 +222,14 @@ class _Fields:
         value = self._take(name)
         if type(value) is not list or len(value) > limit:
             raise self._complain(name, f"not a list of at most {limit}")
+        return value
+
+    def optional_items(self, name: str, limit: int) -> list[Any] | None:
+        value = self._take(name)
+        if value is None:
+            return None
+        if type(value) is not list or len(value) > limit:
+            raise self._complain(name, f"neither empty nor a list of at most {limit}")
         return value
 
     def addresses(self, name: str) -> tuple[Address, ...]:
@@ -260,10 +296,29 @@ def _decode_open(fields: _Fields) -> Open:
         dtype=inner.choice("dtype", Dtype),
         n_ctx=inner.integer("n_ctx", _MAX_POSITIONS),
         profile=inner.choice("profile", Profile),
-        temperature=inner.real("temperature", 0.0, 1000.0),
+        temperature=inner.real("temperature", 0.0, _MAX_TEMPERATURE),
         top_k=inner.integer("top_k", MAX_TOP_K),
-        deadline_ms=inner.integer("deadline_ms", 2**40),
+        deadline_ms=inner.integer("deadline_ms", _MAX_MS),
+        max_wait_ms=inner.later_integer("max_wait_ms", _MAX_MS, missing=0),
+        fork=None if inner.is_at_end else _decode_fork(inner),
     )
+
+
+def _decode_fork(fields: _Fields) -> Fork | None:
+    items = fields.optional_items("fork", 2)
+    if items is None:
+        return None
+    inner = _Fields("OPEN", items)
+    return Fork(inner.data("fork's session", exact=SESSION_ID_BYTES), inner.integer("fork's length", _MAX_POSITIONS))
+
+
+def _decode_opened(fields: _Fields) -> Opened:
+    numclass, window = fields.text("numclass"), fields.integer("window", _U32)
+    slice_root = fields.data("slice_root", exact=32)
+    if fields.is_at_end:
+        return Opened(numclass, window, slice_root)
+    rollback, needs_tokens = fields.choice("rollback", Rollback), fields.boolean("needs_tokens")
+    return Opened(numclass, window, slice_root, rollback, needs_tokens)
 
 
 def _decode_step(fields: _Fields) -> Step:
@@ -278,6 +333,7 @@ def _decode_step(fields: _Fields) -> Step:
         hidden=fields.optional_data("hidden"),
         running_hash=fields.optional_data("running_hash", exact=32),
         n_outputs=fields.later_integer("n_outputs", 1 + MAX_DRAFT, missing=1),
+        turn=fields.later_integer("turn", _U32, missing=0),
     )
     if step.n_rows == 0:
         raise RemoteProtocolError("a STEP message came without rows")
@@ -317,9 +373,14 @@ def _decode_full_row(fields: _Fields) -> FullRow:
 
 _DECODERS: dict[Kind, Callable[[_Fields], Message]] = {
     Kind.OPEN: _decode_open,
-    Kind.OPENED: lambda f: Opened(f.text("numclass"), f.integer("window", _U32), f.data("slice_root", exact=32)),
+    Kind.OPENED: _decode_opened,
     Kind.REFUSED: lambda f: Refused(
         f.choice("reason", RefusalReason), f.text("message"), f.integer("retry_after_ms", _U32)
+    ),
+    Kind.WAITING: lambda f: Waiting(f.integer("place", _U32), f.integer("estimate_ms", _MAX_MS)),
+    Kind.PARK: lambda f: Park(),
+    Kind.RESUME: lambda f: Resume(
+        f.real("temperature", 0.0, _MAX_TEMPERATURE), f.integer("top_k", MAX_TOP_K), f.integer("deadline_ms", _MAX_MS)
     ),
     Kind.HOP: lambda f: Hop(f.peer("head"), f.data("session", exact=SESSION_ID_BYTES)),
     Kind.STEP: _decode_step,
