@@ -5,7 +5,8 @@ lets the next start skip everything is written last. Only the standard library i
 
 llama-cpp-python comes as source: compiling it takes 6 to 9 minutes on two cores, for the instruction set of the CPU it
 is compiled on. So its wheel is kept, in a folder named after that CPU and the build's settings: the same home folder on
-another machine gets a wheel of its own instead of one that dies with an illegal instruction.
+another machine gets a wheel of its own instead of one that dies with an illegal instruction, and each back-end
+(`backends.py`) has one too. A GPU back-end that cannot be built is replaced by the CPU's, with the reason.
 """
 
 from __future__ import annotations
@@ -32,9 +33,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from backends import VARIABLE, Backend, Choice, Machine, choose, look
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(sys.prefix)
+SCRIPTS = ("setup", "setup_venv.py", "backends.py")
 ENGINE = "llama-cpp-python"
+FAILURE = "failed.txt"
+ENGINE_NOTE = VENV / "meshswarm-engine.json"
+"""What the engine here was built for and why: `meshswarm doctor` says it."""
 BUILD_SETTINGS = ("CMAKE_ARGS", "FORCE_CMAKE", "CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")
 # What a compiler may use on its own under -march=native; flags of the kernel or the hypervisor are left out.
 X86_INSTRUCTION_SETS = re.compile(
@@ -59,16 +66,19 @@ print(system_info().decode())
 def main() -> None:
     extras = sys.argv[1]
     stamp = VENV / f"setup-{extras}.stamp"
-    state = state_of_the_checkout()
-    if any(_text(VENV / f"setup-{done}.stamp") == state for done in {extras, "dev"}):
+    choice = chosen_backend(extras)
+    state = state_of_the_checkout(choice)
+    if any(_text(VENV / f"setup-{done}.stamp") == state + failed_build(choice) for done in {extras, "dev"}):
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         say(f"installing meshswarm and its dependencies into {VENV}")
+        for old in VENV.glob("setup-*.stamp"):  # what they vouch for is about to change
+            old.unlink()
         install_requirements_of_the_build()
-        install_engine()
+        install_engine(choice)
         install_package(extras)
-        stamp.write_text(state)
+        stamp.write_text(state + failed_build(choice))
         say("done")
     except KeyboardInterrupt:
         fail("interrupted; the next start goes on from here", status=130)
@@ -92,11 +102,23 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def state_of_the_checkout() -> str:
+def chosen_backend(extras: str) -> Choice:
+    """The tests run on the CPU, where results can be compared bit by bit; so does all that has build arguments of its
+    own, of which only their author knows what they are for."""
+    wanted = os.environ.get(VARIABLE, "").strip().lower()
+    if not wanted:
+        wanted = "cpu" if extras == "dev" or os.environ.get("CMAKE_ARGS") else "auto"
+    try:
+        return choose(look() if wanted != "cpu" else Machine(platform.system()), wanted)
+    except ValueError as error:
+        fail(f"{error}; or choose another back-end, or {VARIABLE}=cpu")
+
+
+def state_of_the_checkout(choice: Choice) -> str:
     """A digest of all that decides what must be in the environment: native sources too, Python sources need not."""
-    sources = [ROOT / "pyproject.toml", ROOT / "setup.py", ROOT / "scripts/setup", Path(__file__)]
+    sources = [ROOT / "pyproject.toml", ROOT / "setup.py", *(ROOT / "scripts" / name for name in SCRIPTS)]
     sources += sorted((ROOT / "src").rglob("*.c")) + sorted((ROOT / "src").rglob("*.h"))
-    digest = hashlib.sha256(json.dumps([str(ROOT), sys.version, build_key()]).encode())
+    digest = hashlib.sha256(json.dumps([str(ROOT), sys.version, build_key(choice)]).encode())
     for path in sources:
         content = path.read_bytes() if path.exists() else b""
         digest.update(f"{path.relative_to(ROOT)} {len(content)} ".encode() + content)
@@ -200,8 +222,15 @@ def cpu_name() -> str:
     return platform.processor()
 
 
-def build_key() -> str:
-    settings = {name: os.environ.get(name, "") for name in BUILD_SETTINGS}
+def build_environment(choice: Choice) -> dict[str, str]:
+    """What the build is given: the environment, with what the back-end needs on top."""
+    arguments = f"{os.environ.get('CMAKE_ARGS', '')} {choice.cmake_arguments}".strip()
+    return {**os.environ, **choice.environment, **({"CMAKE_ARGS": arguments} if arguments else {})}
+
+
+def build_key(choice: Choice) -> str:
+    environment = build_environment(choice)
+    settings = {name: environment.get(name, "") for name in BUILD_SETTINGS}
     portable = "GGML_NATIVE=OFF" in settings["CMAKE_ARGS"].upper()
     what = [settings, platform.libc_ver(), "any" if portable else cpu_name()]
     return f"{sysconfig.get_platform()}-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]}"
@@ -213,18 +242,54 @@ def wheels_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshswarm/wheels"
 
 
-def install_engine() -> None:
+def install_engine(choice: Choice) -> None:
+    """The engine for the chosen back-end; for the CPU, with the reason, where that one cannot be built."""
     requirement = next(line for line in requirements()["project"] if line.startswith(ENGINE))
     folder = wheels_folder()
-    kept = folder / build_key()
     with locked(folder):
-        if not install_from(kept, requirement):
-            with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
-                wheel = wheel_lying_around(folder) or build_wheel(Path(building), requirement)
-                kept.mkdir(exist_ok=True)
-                wheel.replace(kept / wheel.name)
-            if not install_from(kept, requirement):
-                fail(f"the wheel {kept / wheel.name} cannot be installed; remove it and start again")
+        if choice.backend is not Backend.CPU:
+            say(f"the engine is for {choice.backend.value}: {choice.why}")
+        try:
+            install_build(folder, choice, requirement)
+        except BuildError as error:
+            if choice.backend in (Backend.CPU, Backend.METAL):
+                fail(str(error))
+            choice = Choice(Backend.CPU, f"building for {choice.backend.value} failed: {error}")
+            say(f"{choice.why}. Going on with the CPU alone")
+            try:
+                install_build(folder, choice, requirement)
+            except BuildError as cpu_error:
+                fail(str(cpu_error))
+    ENGINE_NOTE.write_text(json.dumps({"backend": choice.backend.value, "why": choice.why}))
+
+
+class BuildError(Exception):
+    """The wheel could not be made; the message says why and where to read on."""
+
+
+def install_build(folder: Path, choice: Choice, requirement: str) -> None:
+    """Install the kept wheel of this build, or make it. A build that failed once is not tried again by itself."""
+    kept = folder / build_key(choice)
+    if install_from(kept, requirement):
+        return
+    if reason := failed_build(choice):
+        raise BuildError(reason)
+    kept.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
+            wheel = wheel_lying_around(folder, choice) or build_wheel(Path(building), choice, requirement)
+            wheel.replace(kept / wheel.name)
+    except BuildError as error:
+        if choice.cmake_arguments:
+            (kept / FAILURE).write_text(f"{error} (remove {kept / FAILURE} to try it again)")
+        raise
+    if not install_from(kept, requirement):
+        fail(f"the wheel {kept / wheel.name} cannot be installed; remove it and start again")
+
+
+def failed_build(choice: Choice) -> str:
+    """Why this build failed before; empty when it did not."""
+    return _text(wheels_folder() / build_key(choice) / FAILURE) or ""
 
 
 def install_from(kept: Path, requirement: str) -> bool:
@@ -254,9 +319,9 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def wheel_lying_around(folder: Path) -> Path | None:
+def wheel_lying_around(folder: Path, choice: Choice) -> Path | None:
     """A wheel that somebody put into the folder itself, if it runs here; only it knows how it was built."""
-    if os.environ.get("CMAKE_ARGS"):
+    if build_environment(choice).get("CMAKE_ARGS"):
         return None
     for wheel in sorted(folder.glob("llama_cpp_python-*.whl"), reverse=True):
         if runs_here(wheel):
@@ -282,7 +347,7 @@ def runs_here(wheel: Path) -> bool:
     return not flags or all(CPU_FLAG_OF_FEATURE[feature] in flags for feature in features & CPU_FLAG_OF_FEATURE.keys())
 
 
-def build_wheel(building: Path, requirement: str) -> Path:
+def build_wheel(building: Path, choice: Choice, requirement: str) -> Path:
     """A wheel for this machine, made in the folder `building`."""
     compilers = (os.environ.get("CXX") or "c++", "g++", "clang++")
     if not any(map(shutil.which, compilers)) and not install_debian_packages("g++", "cmake"):
@@ -291,21 +356,23 @@ def build_wheel(building: Path, requirement: str) -> Path:
             "Ubuntu: sudo apt install g++ cmake; Fedora: sudo dnf install gcc-c++ cmake; macOS: xcode-select --install)"
         )
     from_source = ("--no-cache-dir", "--no-binary", ENGINE)
-    if not os.environ.get("CMAKE_ARGS"):
+    environment = build_environment(choice)
+    if not environment.get("CMAKE_ARGS"):
         # pip may hold a wheel it built or was pointed to before. It does not know for which CPU, so the wheel is asked.
-        wheel = pip_wheel(building, requirement)
+        wheel = pip_wheel(building, environment, requirement)
         if runs_here(wheel):
             return wheel
         say(f"pip's {wheel.name} was built for another kind of CPU")
         wheel.unlink()
-    return pip_wheel(building, requirement, *from_source)
+    return pip_wheel(building, environment, requirement, *from_source)
 
 
-def pip_wheel(target: Path, requirement: str, *options: str) -> Path:
+def pip_wheel(target: Path, environment: dict[str, str], requirement: str, *options: str) -> Path:
+    """Raises BuildError when pip makes no wheel."""
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(target), *options]
     command.append(requirement)
     log = target.parent / "build.log"
-    environment = {**os.environ, "TMPDIR": str(target)}  # pip's own leavings go when `target` goes
+    environment = {**environment, "TMPDIR": str(target)}  # pip's own leavings go when `target` goes
     progress = Progress()
     lines: queue.Queue[str | None] = queue.Queue()
     with log.open("w") as file, running(command, environment) as process:
@@ -330,7 +397,7 @@ def pip_wheel(target: Path, requirement: str, *options: str) -> Path:
     wheels = list(target.glob("llama_cpp_python-*.whl"))
     if process.returncode or not wheels:
         print("".join(f"  {line}\n" for line in log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
-        fail(f"building {ENGINE} failed; the end of its output is above, all of it in {log}")
+        raise BuildError(f"building {ENGINE} failed; the end of its output is above, all of it in {log}")
     return wheels[0]
 
 

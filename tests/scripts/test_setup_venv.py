@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 import setup_venv
+from backends import Backend, Choice, Machine
+
+CPU = Choice(Backend.CPU, "")
+CUDA = Choice(Backend.CUDA, "", "-DGGML_CUDA=ON")
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a library to ask")
 
@@ -56,32 +64,130 @@ def test_half_a_wheel_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_wheels_are_kept_apart_by_cpu_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(flags: str, cmake_arguments: str) -> str:
+    def key(flags: str, cmake_arguments: str, choice: Choice = CPU) -> str:
         monkeypatch.setenv("CMAKE_ARGS", cmake_arguments)
         monkeypatch.setattr(setup_venv, "cpu_name", lambda: flags)
-        return setup_venv.build_key()
+        return setup_venv.build_key(choice)
 
     assert key("avx", "") == key("avx", "")
+    assert key("avx", "", CUDA) == key("avx", "-DGGML_CUDA=ON")
+    assert key("avx", "", CUDA) != key("avx", "-DGGML_CUDA_FA=OFF", CUDA)
     assert key("avx", "") != key("avx avx2", "")
     assert key("avx", "") != key("avx", "-DGGML_CUDA=ON")
     assert key("avx", "-DGGML_NATIVE=OFF") == key("avx avx2", "-DGGML_NATIVE=OFF")
 
 
+def test_a_wheel_of_before_there_was_a_choice_is_still_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in setup_venv.BUILD_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    settings = {"CMAKE_ARGS": "", "FORCE_CMAKE": "", "CC": "", "CXX": "", "CFLAGS": "", "CXXFLAGS": "", "LDFLAGS": ""}
+    what = json.dumps([settings, platform.libc_ver(), setup_venv.cpu_name()])
+    expected = f"{sysconfig.get_platform()}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    assert setup_venv.build_key(CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("extras", "named", "arguments", "expected"),
+    [
+        ("run", "", "", Backend.CUDA),
+        ("dev", "", "", Backend.CPU),
+        ("dev", "cuda", "", Backend.CUDA),
+        ("run", "cpu", "", Backend.CPU),
+        ("run", "", "-DGGML_BLAS=ON", Backend.CPU),
+        ("run", "cuda", "-DGGML_CUDA_FA=OFF", Backend.CUDA),
+    ],
+)
+def test_the_checks_are_for_the_cpu_and_a_peer_for_what_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch, extras: str, named: str, arguments: str, expected: Backend
+) -> None:
+    monkeypatch.setattr(setup_venv, "look", lambda: Machine("Linux", nvcc="/cuda/bin/nvcc", has_nvidia_gpu=True))
+    monkeypatch.setenv("MESHSWARM_BACKEND", named)
+    monkeypatch.setenv("CMAKE_ARGS", arguments)
+    assert setup_venv.chosen_backend(extras).backend is expected
+
+
+def test_a_back_end_that_cannot_be_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup_venv, "look", lambda: Machine("Linux"))
+    monkeypatch.setenv("MESHSWARM_BACKEND", "cuda")
+    with pytest.raises(SystemExit):
+        setup_venv.chosen_backend("run")
+    assert "needs the CUDA tool kit" in capsys.readouterr().err
+
+
+class Builds:
+    """The set-up with builds that only pretend: `failing` back-ends make no wheel."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, failing: set[Backend]) -> None:
+        self.failing = failing
+        self.tried: list[Backend] = []
+        self.installed = ""
+        monkeypatch.setenv("MESHSWARM_CACHE", str(folder))
+        monkeypatch.delenv("CMAKE_ARGS", raising=False)
+        monkeypatch.setattr(setup_venv, "ENGINE_NOTE", folder / "engine.json")
+        monkeypatch.setattr(setup_venv, "build_wheel", self._build)
+        monkeypatch.setattr(setup_venv, "install_from", self._install)
+
+    def _build(self, building: Path, choice: Choice, requirement: str) -> Path:
+        self.tried.append(choice.backend)
+        if choice.backend in self.failing:
+            raise setup_venv.BuildError("the compiler gave up")
+        wheel = building / f"llama_cpp_python-{choice.backend.value}.whl"
+        wheel.write_text(requirement)
+        return wheel
+
+    def _install(self, kept: Path, requirement: str) -> bool:
+        for wheel in kept.glob("*.whl"):
+            self.installed = wheel.name
+            return True
+        return False
+
+
+def test_a_gpu_build_that_fails_gives_way_to_the_cpus_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builds = Builds(monkeypatch, tmp_path, {Backend.CUDA})
+    setup_venv.install_engine(CUDA)
+    assert builds.tried == [Backend.CUDA, Backend.CPU] and builds.installed == "llama_cpp_python-cpu.whl"
+    assert "building for cuda failed: the compiler gave up" in capsys.readouterr().out
+    assert json.loads((tmp_path / "engine.json").read_text())["backend"] == "cpu"
+
+    setup_venv.install_engine(CUDA)  # not for another quarter of an hour at every start
+    assert builds.tried == [Backend.CUDA, Backend.CPU]
+    failure = next(tmp_path.rglob("failed.txt"))
+    assert str(failure) in setup_venv.failed_build(CUDA) and setup_venv.failed_build(CPU) == ""
+
+    builds.failing.clear()
+    failure.unlink()
+    setup_venv.install_engine(CUDA)
+    assert builds.installed == "llama_cpp_python-cuda.whl"
+
+
+def test_a_cpu_build_that_fails_ends_the_set_up_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds(monkeypatch, tmp_path, {Backend.CPU})
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            setup_venv.install_engine(CPU)
+    assert builds.tried == [Backend.CPU, Backend.CPU]
+
+
 def test_only_what_is_installed_from_makes_the_set_up_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(setup_venv.__file__, tmp_path / "scripts/setup_venv.py")
     monkeypatch.setattr(setup_venv, "ROOT", tmp_path)
-    monkeypatch.setattr(setup_venv, "__file__", str(tmp_path / "scripts/setup_venv.py"))
+    (tmp_path / "scripts").mkdir()
     (tmp_path / "src/meshswarm").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text("[project]")
-    before = setup_venv.state_of_the_checkout()
+    before = setup_venv.state_of_the_checkout(CPU)
     (tmp_path / "src/meshswarm/cli.py").write_text("print('editable: nothing to do')")
-    assert setup_venv.state_of_the_checkout() == before
-    for name in ("pyproject.toml", "setup.py", "src/meshswarm/tap.c"):
+    assert setup_venv.state_of_the_checkout(CPU) == before
+    assert setup_venv.state_of_the_checkout(CUDA) != before
+    for name in ("pyproject.toml", "setup.py", "src/meshswarm/tap.c", "scripts/backends.py"):
         (tmp_path / name).write_text("changed")
-        after = setup_venv.state_of_the_checkout()
+        after = setup_venv.state_of_the_checkout(CPU)
         assert after != before
         before = after
 
