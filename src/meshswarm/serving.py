@@ -24,14 +24,13 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span
 from meshswarm.stage.engine import SpanEngine
-from meshswarm.stage.memory import kv_bytes_per_layer, layer_weight_bytes, shared_weight_bytes
+from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.server import Served, SpanServer
 from meshswarm.stage.slices import Slices
 from meshswarm.tasks import Tasks
 
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
-PROCESS_BYTES = 160 << 20  # the program itself with its buffers, beside weights and KV (docs/benchmarks.md)
 SURVEY_PERIOD_S = 120.0
 LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
 WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
@@ -78,7 +77,7 @@ class Serving:
             say=lambda sentence: around.report({"event": "model", "message": sentence}),
         )
         n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
-        span = settings.span or await _choose_span(settings, around, info, n_ctx)
+        span = await _choose_span(settings, around, info, n_ctx)
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span)
         engine = await asyncio.to_thread(
@@ -185,19 +184,22 @@ class Serving:
 
 
 async def _choose_span(settings: ServingSettings, around: Surroundings, info: ModelInfo, n_ctx: int) -> Span:
-    """The whole model when it fits, or the rarest layers that do."""
-    whole = Span(0, info.n_layers)
+    """The span asked for, or the whole model when it fits, or the rarest layers that do. Raises ConfigError for a span
+    that does not fit, and when none does."""
     if settings.memory_bytes is None:
-        return whole
-    kv_bytes = kv_bytes_per_layer(info.n_kv_row, n_ctx, settings.n_sessions)
-    header = around.store.header(info.model_id)
-    costs = [n_bytes + kv_bytes for n_bytes in layer_weight_bytes(header, info.n_layers)]
+        return settings.span or Span(0, info.n_layers)
+    model = MemoryModel(around.store.header(info.model_id), Load(n_ctx, settings.n_sessions))
     held = [record.span for record in await around.dht.coverage(info.model_id, info.n_layers)]
-    fixed = shared_weight_bytes(header) + kv_bytes + PROCESS_BYTES  # one layer of padding has KV cells too
-    span = choose_span(costs, fixed, settings.memory_bytes, held)
-    if span is None:
-        raise ConfigError(
-            f"not even one layer of {info.name} fits into {settings.memory_bytes / 1e6:.0f} MB "
-            f"with {settings.n_sessions} sessions of {n_ctx} positions; allow more, or fewer of either"
-        )
-    return span
+    chosen = choose_span(model, settings.memory_bytes, held)
+    asked = settings.span
+    if asked is None and chosen is not None:
+        return chosen
+    if asked is not None and not (model.cuts.allow(asked) and model.span(asked).total > settings.memory_bytes):
+        return asked  # where it is not legal, cutting it says why
+    smallest = min(model.smallest_spans, key=lambda span: model.span(span).total)
+    span = asked or smallest
+    raise ConfigError(
+        f"the layers {span} of {info.name} take {model.span(span).total / 1e6:.0f} MB with {settings.n_sessions} "
+        f"sessions of {n_ctx} positions, more than the {settings.memory_bytes / 1e6:.0f} MB allowed; "
+        + (f"the layers {chosen} would fit" if chosen is not None else "allow more, or fewer of either")
+    )

@@ -1,43 +1,36 @@
 """Which layers a peer should take: the first, simple rule.
 
-The rule: take the whole model when it fits, otherwise the window of layers that fewest others hold. Demand, speeds and
+The rule: take the whole model when it fits, otherwise the legal span that fewest others hold. Demand, speeds and
 moving later are placement's next chapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from meshswarm.span import Span
+from meshswarm.stage.memory import MemoryModel
+from meshswarm.stage.memory_plan import longest_span
 
 
-def choose_span(layer_bytes: Sequence[int], fixed_bytes: int, memory_bytes: int, held: Iterable[Span]) -> Span | None:
-    """The span to serve of a model whose layer i costs `layer_bytes[i]` (weights and KV) within `memory_bytes`.
+def choose_span(model: MemoryModel, memory_bytes: int, held: Iterable[Span]) -> Span | None:
+    """The span of `model` to serve within `memory_bytes`, this program included.
 
-    `fixed_bytes` come on top of any span (buffers, embeddings). `held`: the spans other peers serve. Among the windows
-    of the greatest length that fits, the one whose rarest layers have the fewest holders wins, then the first. None
-    when not even one layer fits.
+    `held`: the spans other peers serve. Of the legal spans that fit and could not be longer, the one whose layers have
+    the fewest holders on average wins, then the first. Length does not count beyond that: a model's first span and its
+    last, which carry more than their layers, would never be taken. None when not even the smallest legal span fits.
     """
-    n_layers = len(layer_bytes)
-    room = memory_bytes - fixed_bytes
-    holders = [0] * n_layers
+    holders = [0] * model.n_layers
     for span in held:
-        for layer in range(span.start, min(span.stop, n_layers)):
+        for layer in range(span.start, min(span.stop, model.n_layers)):
             holders[layer] += 1
-    windows = [window for start in range(n_layers) if (window := _longest(layer_bytes, start, room)) is not None]
-    if not windows:
-        return None
-    longest = max(len(window) for window in windows)
+    windows: list[Span] = []
+    for start in model.cuts.starts:
+        window = longest_span(model, start, memory_bytes)
+        if window is not None and not (windows and window.stop <= windows[-1].stop):  # not part of a longer one
+            windows.append(window)
     return min(
-        (window for window in windows if len(window) == longest),
-        key=lambda window: (sum(holders[window.start : window.stop]), window.start),
+        windows,
+        key=lambda window: (sum(holders[window.start : window.stop]) / len(window), window.start),
+        default=None,
     )
-
-
-def _longest(layer_bytes: Sequence[int], start: int, room: int) -> Span | None:
-    """The longest span from `start` that fits into `room` bytes."""
-    stop, used = start, 0
-    while stop < len(layer_bytes) and used + layer_bytes[stop] <= room:
-        used += layer_bytes[stop]
-        stop += 1
-    return Span(start, stop) if stop > start else None

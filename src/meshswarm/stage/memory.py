@@ -8,10 +8,10 @@ attention, and `is_exact` says so.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
 from meshswarm.span import Span
@@ -71,7 +71,7 @@ class MemoryModel:
             (layer.cell_bytes(cells, load.type_k, load.type_v) + layer.state_bytes) * load.n_sessions
             for layer in self.layers
         )
-        self._kv_to = (0, *accumulate(self._kv))
+        self._kv_to = (0, *itertools.accumulate(self._kv))
         self._work = {
             has_vocabulary: work_space_bytes(
                 self.header, n_rows=MAX_ROWS_PER_STEP, n_cells=cells, has_vocabulary=has_vocabulary
@@ -94,6 +94,11 @@ class MemoryModel:
     @property
     def cuts(self) -> LegalCuts:
         return self._weights.cuts
+
+    @property
+    def smallest_spans(self) -> list[Span]:
+        """The parts that cannot be cut further, in order."""
+        return [Span(start, stop) for start, stop in itertools.pairwise([*self.cuts.starts, self.n_layers])]
 
     @property
     def layers(self) -> tuple[LayerKv, ...]:
@@ -137,7 +142,7 @@ class _Weights:
         self.cuts = legal_cuts(header, proofs)
         self.layer_kvs = layer_kvs(header)
         self.of_layers = _layer_weights(header, shape.n_layers)
-        self._to = (0, *accumulate(self.of_layers))
+        self._to = (0, *itertools.accumulate(self.of_layers))
         self._proofs = proofs
         self._pads: dict[Span, tuple[int, ...]] = {}
         self._outer: dict[tuple[bool, bool], int] = {}
@@ -191,18 +196,3 @@ def _layer_weights(header: GgufHeader, n_layers: int) -> tuple[int, ...]:
 
 def _aligned(n_bytes: int, header: GgufHeader) -> int:
     return -(-n_bytes // header.alignment) * header.alignment
-
-
-def layer_weight_bytes(header: GgufHeader, n_layers: int) -> list[int]:
-    """Bytes of the tensors of each layer, in order."""
-    return list(_layer_weights(header, n_layers))
-
-
-def shared_weight_bytes(header: GgufHeader) -> int:
-    """Bytes of the tensors outside the layers: embeddings, output head, norms. A middle span needs almost none."""
-    return sum(tensor.n_bytes for tensor in header.tensors.values() if not tensor.name.startswith("blk."))
-
-
-def kv_bytes_per_layer(n_kv_row: int, n_ctx: int, n_sessions: int) -> int:
-    """Bytes of the KV cells of one layer; `n_kv_row`: elements of one position's K and V together."""
-    return 2 * n_kv_row * n_ctx * n_sessions

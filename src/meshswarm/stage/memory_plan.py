@@ -6,7 +6,6 @@ is fast: routes are planned by measured speed, elsewhere.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +105,7 @@ def _why_not(model: MemoryModel, rooms: Sequence[int]) -> str:
             f"{model.cuts.refusal}; one peer needs {_gigabytes(needed)} for it, with one session of {CELLS_STEP - 1} "
             f"positions, and these have {have}"
         )
-    largest = max(_shortest_spans(model), key=lambda span: _least(model, span))
+    largest = max(model.smallest_spans, key=lambda span: _least(model, span))
     needed = _least(model, largest)
     if max(rooms, default=0) < needed:
         return (
@@ -155,11 +154,6 @@ def _least(model: MemoryModel, span: Span) -> int:
     """Bytes of a span with the smallest load there is."""
     smallest = replace(model.load, n_sessions=1, n_ctx=CELLS_STEP - 1)
     return model.under(smallest).span(span).total
-
-
-def _shortest_spans(model: MemoryModel) -> list[Span]:
-    ends = [*model.cuts.starts, model.n_layers]
-    return [Span(start, stop) for start, stop in itertools.pairwise(ends)]
 
 
 def _listed(rooms: Sequence[int]) -> str:
