@@ -23,9 +23,14 @@ def job(slot: int, pos0: int, stop_layer: int, **changes: object) -> Job:
 class Session:
     """One session on a chain of engines: `(engine, the layer it exits at)` in order, a slot in each."""
 
-    def __init__(self, hops: Sequence[tuple[SpanEngine, int]], profile: Profile) -> None:
+    def __init__(
+        self, hops: Sequence[tuple[SpanEngine, int]], profile: Profile, *, tokens_beside: Sequence[int] | None = None
+    ) -> None:
+        """`tokens_beside`: by position, the tokens that stand beside hidden states where a family needs them, for
+        negative controls (None: the right ones)."""
         self._hops = hops
         self._profile = profile
+        self._tokens_beside = tokens_beside
         slots = [engine.acquire_slot() for engine, _ in hops]
         self.slots = [slot for slot in slots if slot is not None]
         assert len(self.slots) == len(hops)
@@ -39,12 +44,19 @@ class Session:
             engine.release_slot(slot)
 
     async def rows(
-        self, tokens: Sequence[int], outputs: Sequence[int], *, truncate_to: int | None = None, bend: float = 0.0
+        self,
+        tokens: Sequence[int],
+        outputs: Sequence[int],
+        *,
+        truncate_to: int | None = None,
+        is_window: bool = False,
+        bend: float = 0.0,
     ) -> NDArray[np.float32]:
         """Compute one chunk; the whole logits of its rows `outputs`. `bend` is added to one number of the first hop's
         hidden states, for negative controls."""
         pos0 = self.n_held if truncate_to is None else truncate_to
         hidden = None
+        taken: Sequence[int] | None = tokens
         for (engine, stop), slot in zip(self._hops, self.slots, strict=True):
             is_end = engine is self._hops[-1][0]
             result = await engine.run(
@@ -53,12 +65,14 @@ class Session:
                     pos0,
                     stop,
                     truncate_to=truncate_to,
-                    tokens=np.array(tokens, np.int32) if hidden is None else None,
+                    tokens=None if taken is None else np.array(taken, np.int32),
                     hidden=hidden,
                     outputs=tuple(outputs) if is_end else (),
                     profile=self._profile,
+                    is_window=is_window,
                 )
             )
+            taken = self._tokens_for_next(tokens, pos0) if engine.needs_tokens else None
             if result.hidden is not None:
                 hidden = result.hidden.copy()
                 hidden[-1, 0] += np.float32(bend)
@@ -66,6 +80,10 @@ class Session:
         self.n_held = pos0 + len(tokens)
         engine, slot = self._hops[-1][0], self.slots[-1]
         return np.stack([engine.full_row(slot, index).copy() for index in range(len(outputs))])
+
+    def _tokens_for_next(self, tokens: Sequence[int], pos0: int) -> Sequence[int]:
+        """What stands beside the hidden states of `tokens`."""
+        return tokens if self._tokens_beside is None else self._tokens_beside[pos0 : pos0 + len(tokens)]
 
 
 async def stop_all(engines: Sequence[SpanEngine]) -> None:

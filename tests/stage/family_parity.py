@@ -11,6 +11,7 @@ import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -63,35 +64,60 @@ class Step:
 
 
 class Conversation:
-    """A talk with the unsplit model, at the row counts `profile` computes: the steps, and the tokens it chose."""
+    """A talk with the unsplit model, at the row counts `profile` computes: the steps, and the tokens it chose.
+
+    In `EXACT` a lone row must not be computed alone. Here it is computed anew with all lone rows before it, from a
+    saved state, which a split model does in other company.
+    """
 
     def __init__(self, unsplit: Unsplit, profile: Profile) -> None:
         self._unsplit = unsplit
         self._profile = profile
+        self._saved: bytes | None = None
+        self._lone: list[int] = []
         self._unsplit.forget(0)
         self.steps: list[Step] = []
         self.answer: list[int] = []
 
     @property
     def end(self) -> int:
-        return self.steps[-1].pos0 + len(self.steps[-1].tokens)
+        return self.steps[-1].pos0 + len(self.steps[-1].tokens) if self.steps else 0
 
     def turn(self, prompt: Sequence[int], pos0: int, *, n_steps: int, size: int) -> None:
         """Forget what stands at `pos0` and after; a prompt in chunks of up to `size`, then greedy single steps."""
         for start in range(0, len(prompt), size):
-            pos0 = self._step(prompt[start : start + size], pos0)
+            self._step(prompt[start : start + size], pos0 + start)
         for _ in range(n_steps):
             self.answer.append(int(self.steps[-1].logits[-1].argmax()))
-            pos0 = self._step(self.answer[-1:], pos0)
+            self._step(self.answer[-1:], self.end)
 
-    def _step(self, tokens: Sequence[int], pos0: int) -> int:
-        n_dummies = max(0, EXACT_MIN_ROWS - len(tokens)) if self._profile is Profile.EXACT else 0
-        computed = [*tokens, *[tokens[-1]] * n_dummies]
-        if self.steps and (pos0 < self.end or self._profile is Profile.EXACT):
-            self._unsplit.forget(pos0)
-        logits = self._unsplit.rows(computed, pos0, range(len(computed)))[: len(tokens)]
+    def _step(self, tokens: Sequence[int], pos0: int) -> None:
+        if len(tokens) == 1 and self._profile is Profile.EXACT:
+            logits = self._lone_row(tokens[0], pos0)
+        else:
+            self._settle_lone()
+            if pos0 < self.end:
+                self._unsplit.forget(pos0)
+            logits = self._unsplit.rows(tokens, pos0, range(len(tokens)))
         self.steps.append(Step(pos0, tokens, logits))
-        return pos0 + len(tokens)
+
+    def _lone_row(self, token: int, pos0: int) -> NDArray[np.float32]:
+        if len(self._lone) == EXACT_MAX_ROWS:
+            self._settle_lone()
+        if self._saved is None:
+            self._saved = self._unsplit.save()
+        else:
+            self._unsplit.restore(self._saved)
+        self._lone.append(token)
+        computed = self._lone + self._lone[-1:] * (EXACT_MIN_ROWS - len(self._lone))
+        rows = self._unsplit.rows(computed, pos0 + 1 - len(self._lone), range(len(computed)))
+        return rows[len(self._lone) - 1 : len(self._lone)]
+
+    def _settle_lone(self) -> None:
+        """Hold the lone rows so far, without a dummy behind them."""
+        assert len(self._lone) != 1, "the first lone row left a dummy row behind it"
+        self._saved = None
+        self._lone = []
 
 
 class Proof:
@@ -116,7 +142,7 @@ class Proof:
 
     def spans(self, *cuts: int) -> list[Span]:
         edges = [0, *cuts, self.n_layers]
-        return [Span(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+        return [Span(start, stop) for start, stop in pairwise(edges)]
 
     def three_spans(self) -> list[Span]:
         """About equal ones, as far as cuts are legal; two where only one cut is."""
@@ -126,9 +152,8 @@ class Proof:
 
     @property
     def profiles(self) -> list[Profile]:
-        """Those in which this model is served: in `EXACT` every lone row leaves a dummy row to be forgotten."""
-        engines = [self.engine(span) for span in self.three_spans()]
-        has_exact = all(engine.exact_obstacle is None for engine in engines) and self.rollback is Rollback.KV
+        """Those in which this model is served."""
+        has_exact = all(self.engine(span).exact_obstacle is None for span in self.three_spans())
         return [Profile.FAST, Profile.EXACT] if has_exact else [Profile.FAST]
 
     def engine(self, span: Span) -> SpanEngine:
@@ -149,12 +174,15 @@ class Proof:
     def hops(self, spans: Sequence[Span]) -> list[tuple[SpanEngine, int]]:
         return [(self.engine(span), span.stop) for span in spans]
 
-    def conversation(self, profile: Profile, *, n_steps: int = SHORT_ANSWER) -> Conversation:
+    def conversation(
+        self, profile: Profile, *, n_steps: int = SHORT_ANSWER, n_prompt: int | None = None
+    ) -> Conversation:
         """Chunked prefill, greedy steps, and a second turn, which takes back most of the answer where it can."""
         talk = Conversation(self.unsplit, profile)
         size = 64 if profile is Profile.FAST else EXACT_MAX_ROWS
-        talk.turn(prompt_of(self.row.n_prompt), 0, n_steps=n_steps, size=size)
-        at = self.row.n_prompt + 1 if self.rollback is Rollback.KV else talk.end
+        n_prompt = n_prompt or self.row.n_prompt
+        talk.turn(prompt_of(n_prompt), 0, n_steps=n_steps, size=size)
+        at = n_prompt + 1 if self.rollback is Rollback.KV else talk.end
         talk.turn(SECOND_TURN, at, n_steps=SHORT_ANSWER, size=9)
         return talk
 

@@ -60,6 +60,18 @@ class Unsplit:
         """Drop the positions from `start` on."""
         llama.llama_memory_seq_rm(llama.llama_get_memory(self._context), 0, start, -1)
 
+    def save(self) -> bytes:
+        """All that was computed so far."""
+        state = (ctypes.c_uint8 * llama.llama_state_seq_get_size(self._context, 0))()
+        assert llama.llama_state_seq_get_data(self._context, state, len(state), 0) == len(state)
+        return bytes(state)
+
+    def restore(self, state: bytes) -> None:
+        """Be as at `save`."""
+        self.forget(0)
+        copy = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        assert llama.llama_state_seq_set_data(self._context, copy, len(state), 0) == len(state)
+
     def close(self) -> None:
         llama.llama_batch_free(self._batch)
         llama.llama_free(self._context)

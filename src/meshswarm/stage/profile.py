@@ -20,6 +20,8 @@ EXACT_ENCODINGS = frozenset(
 Not the K-quants and their kin: from 8 rows on, llama.cpp 0.3.36 may multiply them by another kernel, which sums in
 another order. With experts it counts the rows each one gets, so what a row meets depends on other sessions' rows.
 """
+_TABLES = frozenset({"I32"})
+"""Numbers that a model looks up and never multiplies: which experts work on a token."""
 
 
 class Profile(StrEnum):
@@ -31,7 +33,7 @@ class Profile(StrEnum):
 
 def exact_obstacle(encodings: Iterable[str]) -> str | None:
     """Why a model whose weights are stored in `encodings` cannot be computed in `EXACT`; None when it can."""
-    others = sorted(set(encodings) - EXACT_ENCODINGS)
+    others = sorted(set(encodings) - EXACT_ENCODINGS - _TABLES)
     if not others:
         return None
     return (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from tests.stage.chain import Session
@@ -13,6 +15,8 @@ from tests.stage.tiny_models import TINY
 from meshswarm.stage.profile import Profile
 
 ROWS = [Row(name, n_prompt=150 if name == "deepseek4" else 70) for name in TINY]
+
+WRONG_GUESSES = [3, 77, 130]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,3 +42,29 @@ async def test_a_long_answer_through_three_spans(proof: Proof) -> None:
         assert len(set(expected.answer)) > 20, "it repeats itself, so it proves little"
         with Session(proof.hops(spans), profile) as session:
             assert not await differences(session, expected.steps), f"{profile}, through {route(spans)}"
+
+
+async def test_sessions_side_by_side_compute_what_each_computes_alone(proof: Proof) -> None:
+    profile = proof.profiles[-1]
+    talks = [proof.conversation(profile, n_steps=12, n_prompt=n_prompt) for n_prompt in (17, 43)]
+    hops = proof.hops(proof.three_spans())
+    with Session(hops, profile) as one, Session(hops, profile) as other:
+        pairs = zip((one, other), talks, strict=True)
+        found = await asyncio.gather(*(differences(session, talk.steps) for session, talk in pairs))
+    assert found == [[], []]
+
+
+async def test_rejected_drafts_leave_no_trace(proof: Proof) -> None:
+    profile = proof.profiles[-1]
+    steps = proof.conversation(profile, n_steps=10).steps
+    at = next(index for index, step in enumerate(steps) if len(step.tokens) == 1)
+    with Session(proof.hops(proof.three_spans()), profile) as session:
+        assert not await differences(session, steps[:at])
+        for n_right in (0, 2, 1):
+            expected = steps[at : at + 1 + n_right]
+            window = [*(step.tokens[0] for step in expected), *WRONG_GUESSES]
+            truncate_to = expected[0].pos0 if expected[0].pos0 < session.n_held else None
+            rows = await session.rows(window, range(len(expected)), truncate_to=truncate_to, is_window=True)
+            assert np.array_equal(rows, np.concatenate([step.logits for step in expected]))
+            at += len(expected)
+        assert not await differences(session, steps[at:])
