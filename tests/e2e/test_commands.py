@@ -213,7 +213,7 @@ def test_auto_serves_the_default_model_says_what_it_means_and_prints_a_curl_that
 def test_a_memory_limit_makes_a_peer_take_the_layers_that_fit_and_nobody_holds(start_peer: Any, smollm2: Path) -> None:
     first = start_peer("--model", str(smollm2), "--layers", "0:20")
     second = start_peer(
-        "--model", str(smollm2), "--memory", "240MB", "--ctx", "512", "--sessions", "1", "--join", first.address
+        "--model", str(smollm2), "--memory", "260MB", "--ctx", "512", "--sessions", "1", "--join", first.address
     )
     start, stop = (int(number) for number in second.ready["layers"].split(":"))
     assert stop == 30
