@@ -65,6 +65,12 @@ class Offload:
         """Whether such a span may be a part of a model."""
         return all(device.is_proved for device in self.devices)
 
+    def exact_obstacle(self) -> str | None:
+        """Why a span on these devices has no `EXACT` profile; None when they leave it alone."""
+        return (
+            None if self.is_proved else f"this peer computes on {self.backend}, where the exact profile was not proved"
+        )
+
     @property
     def backend(self) -> str:
         return self.devices[0].backend if self.devices else "CPU"

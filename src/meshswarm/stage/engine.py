@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.batching import Backlog, Shape, Waiting
-from meshswarm.stage.benchmark import Speed, measure
+from meshswarm.stage.benchmark import LOAD_BUDGET_S, Speed, decode_step_s, measure
+from meshswarm.stage.devices import ON_CPU, Offload
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import (
     MAX_ACTIVATION,
@@ -37,8 +39,11 @@ from meshswarm.stage.engine_jobs import (
 )
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.gate import Gate
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
+from meshswarm.stage.llama_options import LlamaOptions
 from meshswarm.stage.profile import exact_obstacle
+from meshswarm.stage.threads import ThreadTimes, ThreadWatch, time_counts
 
 __all__ = [
     "MAX_ACTIVATION",
@@ -52,6 +57,7 @@ __all__ = [
     "TopK",
 ]
 
+_DEFAULT_OPTIONS = LlamaOptions()
 OnDone = Callable[[JobResult | Exception], None]
 
 
@@ -59,11 +65,17 @@ OnDone = Callable[[JobResult | Exception], None]
 class _Submitted:
     job: Job
     on_done: OnDone
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Released:
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    share: float
 
 
 class SpanEngine:
@@ -85,13 +97,17 @@ class SpanEngine:
         n_threads: int,
         max_rows: int = 512,
         native: bool | None = None,
+        thread_counts: Sequence[int] = (),
+        llama_options: LlamaOptions = _DEFAULT_OPTIONS,
+        offload: Offload = ON_CPU,
     ) -> SpanEngine:
         """Load a slice (or the model's own file, for the whole of it) and measure its speed. Blocks.
 
         `n_layers` is the whole model's. Every slot holds `n_ctx` positions; one step has up to `max_rows` rows.
-        `native` picks the tap (None: the native one where it was built). Raises ConfigError for sizes that cannot be,
-        LlamaError when llama.cpp refuses the file, ArtifactError when its header is malformed, EngineError when it is
-        not this span.
+        `native` picks the tap (None: the native one where it was built). `thread_counts`, descending: the best of them
+        is found and taken instead of `n_threads`; `thread_times` then tells what was measured. Raises ConfigError for
+        sizes that cannot be, LlamaError when llama.cpp refuses the file, ArtifactError when its header is malformed,
+        EngineError when it is not this span.
         """
         if not (n_ctx >= 1 and n_threads >= 1 and 1 <= n_slots <= min(MAX_SLOTS, max_rows) and max_rows >= 2):
             raise ConfigError(
@@ -101,11 +117,25 @@ class SpanEngine:
         n_cells = -(-(n_ctx + 1) // CELLS_STEP) * CELLS_STEP  # one more than n_ctx, for the dummy row of `EXACT`
         max_rows = min(max_rows, n_cells)
         llama = LlamaSpan(
-            slice_path, n_cells=n_cells, n_slots=n_slots, n_threads=n_threads, max_rows=max_rows, native=native
+            slice_path,
+            n_cells=n_cells,
+            n_slots=n_slots,
+            n_threads=n_threads,
+            max_rows=max_rows,
+            native=native,
+            options=llama_options,
+            offload=offload,
         )
         try:
             encodings = {tensor.type.name for tensor in read_header(slice_path).tensors.values()}
-            return cls(llama, span, n_layers, n_ctx, n_slots, exact_obstacle(encodings))
+            obstacle = exact_obstacle(encodings) or llama_options.exact_obstacle() or offload.exact_obstacle()
+            engine = cls(llama, span, n_layers, n_ctx, n_slots, obstacle)
+            engine.numclass = numclass(llama_options, offload)
+            engine.n_threads = n_threads
+            if thread_counts:
+                engine._choose_threads(llama, thread_counts)
+            engine.speed = engine.measure(LOAD_BUDGET_S)
+            return engine
         except BaseException:
             llama.close()
             raise
@@ -136,23 +166,42 @@ class SpanEngine:
         self.n_vocab = llama.n_vocab
         self.is_first = self._shape.is_first
         self.is_last = self._shape.is_last
-        self.numclass = numclass()
+        self.numclass: str
+        self.n_threads: int
+        self.thread_times: ThreadTimes | None = None
+        self.speed: Speed
         self._cancel = llama.tap.cancel
         self._computer = SpanComputer(llama, self._shape, family, n_slots)
         self.rollback: Rollback = self._computer.slots.rollback
-        self.speed = measure(self._computer, self._shape)
         self._free = set(range(n_slots))
         self._n_slots = n_slots
         self._n_rows_kept: dict[int, int] = {}
         self._rows_lock = threading.Lock()
-        self._inbox: queue.SimpleQueue[_Submitted | _Released | None] = queue.SimpleQueue()
+        self._own_slots: set[int] = set()
+        self._gate: Gate[Waiting[_Submitted]] = Gate()
+        self._inbox: queue.SimpleQueue[_Submitted | _Released | _Shared | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
 
+    def _choose_threads(self, llama: LlamaSpan, counts: Sequence[int]) -> None:
+        def step_s(n_threads: int) -> float:
+            llama.set_threads(n_threads)
+            return decode_step_s(self._computer, self._shape)
+
+        self.thread_times = time_counts(counts, step_s)
+        self.n_threads = self.thread_times.best
+        llama.set_threads(self.n_threads)
+
+    def measure(self, budget_s: float) -> Speed:
+        """Time the span, `budget_s` for each figure. Blocks; only before `start`."""
+        return measure(self._computer, self._shape, budget_s)
+
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the engine's thread; answers are delivered on `loop`."""
         self._loop = loop
+        self._watch = ThreadWatch(self.n_threads)
+        self._computer.watch_threads(self._watch)
         self._thread = threading.Thread(target=self._serve, name=f"engine {self._shape.span}", daemon=True)
         self._thread.start()
 
@@ -167,6 +216,19 @@ class SpanEngine:
         self._cancel()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
+
+    @property
+    def n_threads_now(self) -> int:
+        """Fewer than `n_threads` while they stall each other."""
+        return self._watch.n_threads
+
+    def set_share(self, share: float) -> None:
+        """Compute for strangers, that is in all slots that are not `own`, in this share of the time: 0 to 1."""
+        self._inbox.put(_Shared(share))
+
+    def own(self, slot: int) -> None:
+        """A slot that was acquired is for this peer's own head: its jobs are never held back. Until it is released."""
+        self._own_slots.add(slot)
 
     @property
     def n_free_slots(self) -> int:
@@ -185,6 +247,7 @@ class SpanEngine:
         if slot in self._free or not 0 <= slot < self._n_slots:
             raise ValueError(f"slot {slot} is not taken")
         self._n_rows_kept.pop(slot, None)
+        self._own_slots.discard(slot)
         self._free.add(slot)
         self._inbox.put(_Released(slot))
 
@@ -201,7 +264,7 @@ class SpanEngine:
         except (EngineError, EngineInputError) as error:
             self._loop.call_soon(on_done, error)
             return
-        self._inbox.put(_Submitted(job, on_done))
+        self._inbox.put(_Submitted(job, on_done, job.slot in self._own_slots))
 
     async def run(self, job: Job) -> JobResult:
         """`submit`, awaited. Raises what the job failed with."""
@@ -248,13 +311,16 @@ class SpanEngine:
         try:
             while self._take_in(backlog):
                 turn = backlog.next_turn()
+                began = time.monotonic()
                 outcomes = self._compute(turn)
+                if not all(submitted.is_own for submitted in turn):
+                    self._gate.worked(time.monotonic() - began, time.monotonic())
                 with self._rows_lock:
                     self._answer(list(zip(turn, outcomes, strict=True)))
                     self._computer.keep_rows()
         finally:
             self._computer.close()
-            left = [submitted for slot in range(self._n_slots) for submitted in backlog.drop(slot)]
+            left = [submitted for slot in range(self._n_slots) for submitted in self._drop(backlog, slot)]
             self._answer([(submitted, EngineError("the engine was stopped")) for submitted in left])
 
     def _compute(self, turn: list[_Submitted]) -> Sequence[JobResult | Exception]:
@@ -268,19 +334,35 @@ class SpanEngine:
 
     def _take_in(self, backlog: Backlog[_Submitted]) -> bool:
         """Move everything from the inbox to the backlog, waiting until there is work. False when told to stop."""
-        while not (backlog and self._inbox.empty()):
-            message = self._inbox.get()
+        while True:
+            for waiting in self._gate.passed(time.monotonic()):
+                backlog.add(waiting)
+            if backlog and self._inbox.empty():
+                return True
+            try:
+                message = self._inbox.get(timeout=None if backlog else self._gate.wait_s(time.monotonic()))
+            except queue.Empty:
+                continue
             match message:
-                case _Submitted(job):
+                case _Submitted(job, _, is_own):
                     shape = Shape(job.n_computed, job.profile, job.hidden is not None, job.stop_layer)
-                    backlog.add(Waiting(job.slot, shape, len(job.outputs), message))
+                    waiting = Waiting(job.slot, shape, len(job.outputs), message)
+                    if is_own:
+                        backlog.add(waiting)
+                    else:
+                        self._gate.arrive(job.slot, waiting)
+                case _Shared(share):
+                    self._gate.set_share(share, time.monotonic())
                 case _Released(slot):
-                    dropped = backlog.drop(slot)
+                    dropped = self._drop(backlog, slot)
                     self._answer([(submitted, EngineError("the session was ended")) for submitted in dropped])
                     self._computer.clear(slot)
                 case None:
                     return False
-        return True
+
+    def _drop(self, backlog: Backlog[_Submitted], slot: int) -> list[_Submitted]:
+        """Forget what waits of a slot and return it."""
+        return [*backlog.drop(slot), *(waiting.item for waiting in self._gate.drop(slot))]
 
     def _answer(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
         assert self._loop is not None

@@ -21,6 +21,7 @@ from meshswarm.stage.families.family import Family, Rollback
 from meshswarm.stage.llama import LlamaSpan
 from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 from meshswarm.stage.tap import Port
+from meshswarm.stage.threads import ThreadWatch
 
 Outcome = JobResult | MeshswarmError
 _RC_CANCELLED = 2
@@ -78,6 +79,11 @@ class SpanComputer:
         self._ascending = np.arange(llama.max_rows, dtype=np.int32)
         self._top_k = TopKReducer(llama.n_vocab)
         self._unkept: list[tuple[int, NDArray[np.float32]]] = []
+        self._watch: ThreadWatch | None = None
+
+    def watch_threads(self, watch: ThreadWatch) -> None:
+        """From now on let `watch` see every graph run, and compute with as many threads as it says."""
+        self._watch = watch
 
     def compute(self, jobs: Sequence[Job], fills: Sequence[int] = ()) -> list[Outcome]:
         """One outcome for each job, in order. Jobs rise by slot and share rows computed, profile, input and exit.
@@ -264,6 +270,9 @@ class SpanComputer:
         if rc != 0:
             raise EngineError(f"llama.cpp failed to compute {n_rows} rows of the layers {self._shape.span} (code {rc})")
         llama.tap.finish()
+        n_threads = None if self._watch is None else self._watch.observe(n_rows, compute_s, began + compute_s)
+        if n_threads is not None:
+            llama.set_threads(n_threads)
         return compute_s
 
     def _reduce_logits(self, runs: Sequence[_Run], first_output: int, compute_s: float) -> dict[int, Outcome]:

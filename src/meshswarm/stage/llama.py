@@ -1,4 +1,4 @@
-"""Thin glue over llama-cpp-python's low-level API: one slice loaded on the CPU, rows in, rows out.
+"""Thin glue over llama-cpp-python's low-level API: one slice loaded, rows in, rows out.
 
 The rule this file keeps: it decides nothing and checks nothing about the work. Whoever calls it has checked shapes,
 positions and slots, because a wrong one ends the process in a GGML_ASSERT. One thread at a time.
@@ -19,11 +19,12 @@ from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
 from meshswarm.errors import LocalError
+from meshswarm.stage.devices import ON_CPU, Offload, device_pointers
+from meshswarm.stage.llama_options import LlamaOptions
 from meshswarm.stage.tap import Tap
 
 _LOG_LEVELS_KEPT = (3, 4)  # enum ggml_log_level: warnings and errors
-_FLASH_ATTENTION = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # what "auto" picks on a CPU, pinned: it changes bits
-_KV_TYPE = llama.GGML_TYPE_F16
+_DEFAULTS = LlamaOptions()
 _PARTIAL = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 CELLS_STEP = 256
 """llama.cpp rounds the cells of a slot up to a multiple of this."""
@@ -51,57 +52,69 @@ def start_llama() -> None:
     llama.llama_backend_init()
 
 
-def model_params() -> llama.llama_model_params:
-    """How this package loads weights: memory-mapped, on the CPU alone.
+def model_params(options: LlamaOptions = _DEFAULTS, offload: Offload = ON_CPU) -> llama.llama_model_params:
+    """How this package loads weights: memory-mapped and on the CPU alone, unless somebody chose otherwise.
 
     Repacked weight buffers stay off where the library was built for AMX. In llama.cpp 0.3.36's sources the tile
     configuration is a local the GNU compiler may drop as dead (its `_tile_loadconfig` names only 8 of the 64 bytes as
     input): measured with gcc 12, the first batch of two rows ends the process with SIGSEGV in `ldtilecfg`.
     """
     params: llama.llama_model_params = llama.llama_model_default_params()
-    params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)  # type: ignore[assignment]
-    params.n_gpu_layers = 0
-    params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
-    params.use_extra_bufts = _uses_extra_buffers()
+    devices = device_pointers(offload.devices)
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)  # type: ignore[assignment]  # which keeps them alive
+    params.n_gpu_layers = offload.n_gpu_layers
+    params.split_mode = options.split_mode if len(offload.devices) > 1 else llama.LLAMA_SPLIT_MODE_LAYER
+    params.load_mode = options.load_mode
+    params.use_extra_bufts = _uses_extra_buffers(options)
+    params.check_tensors = options.check_tensors
     return params
 
 
-_NO_DEVICES = (ctypes.c_void_p * 1)(None)
+def _uses_extra_buffers(options: LlamaOptions) -> bool:
+    return options.use_extra_bufts and b"AMX_INT8 = 1" not in llama.llama_print_system_info()
 
 
-def _uses_extra_buffers() -> bool:
-    return b"AMX_INT8 = 1" not in llama.llama_print_system_info()
-
-
-def context_params(*, n_cells: int, n_slots: int, n_threads: int, max_rows: int) -> llama.llama_context_params:
+def context_params(
+    *,
+    n_cells: int,
+    n_slots: int,
+    n_threads: int,
+    max_rows: int,
+    options: LlamaOptions = _DEFAULTS,
+    offload: Offload = ON_CPU,
+) -> llama.llama_context_params:
     """The context every peer computes in: `n_slots` sequences that share nothing, with `n_cells` positions each."""
     params: llama.llama_context_params = llama.llama_context_default_params()
     params.n_ctx = n_cells * n_slots
     params.n_seq_max = n_slots
     params.n_batch = params.n_ubatch = max_rows
-    params.n_threads = params.n_threads_batch = n_threads
-    params.flash_attn_type = _FLASH_ATTENTION
-    params.type_k = params.type_v = _KV_TYPE
+    params.n_threads = n_threads
+    params.n_threads_batch = options.n_threads_batch or n_threads
+    params.flash_attn_type = int(options.flash_attn)  # never "auto": it changes bits, and numclass could not say it
+    params.type_k, params.type_v = options.type_k, options.type_v
     params.kv_unified = False
-    params.offload_kqv = params.op_offload = False
+    is_offloaded = bool(offload.devices)
+    params.offload_kqv = is_offloaded and options.offload_kqv is not False
+    params.op_offload = is_offloaded and options.op_offload is not False
     params.no_perf = True
     return params
 
 
-def numclass() -> str:
+def numclass(options: LlamaOptions = _DEFAULTS, offload: Offload = ON_CPU) -> str:
     """Names what decides the bits of a result on this machine, apart from the row counts: equal words, equal bits.
 
-    It covers the llama.cpp build and the instruction sets it uses, the back-end, weight repacking, flash attention and
-    the types of the KV cache.
+    It covers the llama.cpp build and the instruction sets it uses, the back-end and which layers it has, weight
+    repacking, flash attention and the types of the KV cache. A back-end on which nothing was proved says so.
     """
     parts = (
         package.__version__,
         llama.llama_print_system_info().decode(),
-        f"repack={_uses_extra_buffers()}",
-        f"fa={_FLASH_ATTENTION}",
-        f"kv={_KV_TYPE}",
+        f"repack={_uses_extra_buffers(options)}",
+        *options.numclass_words(),
+        *(f"{device.description} of {offload.n_gpu_layers} layers" for device in offload.devices),
     )
-    return "cpu-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    kind = offload.backend.lower() + ("" if offload.is_proved else "-unproved")
+    return f"{kind}-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
 
 
 class LlamaSpan:
@@ -113,12 +126,23 @@ class LlamaSpan:
     """
 
     def __init__(
-        self, path: Path, *, n_cells: int, n_slots: int, n_threads: int, max_rows: int, native: bool | None = None
+        self,
+        path: Path,
+        *,
+        n_cells: int,
+        n_slots: int,
+        n_threads: int,
+        max_rows: int,
+        native: bool | None = None,
+        options: LlamaOptions = _DEFAULTS,
+        offload: Offload = ON_CPU,
     ) -> None:
         start_llama()
+        if options.numa:
+            llama.llama_numa_init(options.numa)
         _last_words.clear()
         self._context: llama.llama_context_p | None = None
-        self._model = llama.llama_model_load_from_file(os.fsencode(path), model_params())
+        self._model = llama.llama_model_load_from_file(os.fsencode(path), model_params(options, offload))
         if self._model is None:
             raise LlamaError(f"llama.cpp cannot load {path}: {_said()}")
         self.n_embd: int = llama.llama_model_n_embd(self._model)
@@ -128,7 +152,15 @@ class LlamaSpan:
         self.has_state = bool(llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model))
         self.max_rows = max_rows
         self.tap = Tap(self.n_embd, native=native)
-        params = context_params(n_cells=n_cells, n_slots=n_slots, n_threads=n_threads, max_rows=max_rows)
+        params = context_params(
+            n_cells=n_cells,
+            n_slots=n_slots,
+            n_threads=n_threads,
+            max_rows=max_rows,
+            options=options,
+            offload=offload,
+        )
+        self._n_threads_batch = options.n_threads_batch
         user_data = ctypes.c_void_p(self.tap.user_data)
         params.cb_eval, params.cb_eval_user_data = self.tap.callback, user_data
         params.abort_callback, params.abort_callback_data = self.tap.abort_callback, user_data
@@ -175,6 +207,10 @@ class LlamaSpan:
             self._logits_at = address, n_rows
             self._logits = np.frombuffer(memory, np.float32).reshape(n_rows, self.n_vocab)
         return self._logits
+
+    def set_threads(self, n_threads: int) -> None:
+        """Compute with so many threads from now on, prompts too unless they have a number of their own."""
+        llama.llama_set_n_threads(self._context, n_threads, self._n_threads_batch or n_threads)
 
     def remove(self, slot: int, start: int) -> bool:
         """Forget the positions of `slot` from `start` on. False: this family's memory cannot, and nothing changed."""
