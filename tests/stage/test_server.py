@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.stage.staged import HEAD, N_CTX, PREVIOUS, STRANGER, Stage, honest_rows, reply, step
+from tests.stage.staged import HEAD, N_CTX, PREVIOUS, SPAN, STRANGER, Stage, honest_rows, reply, step
 
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError
@@ -414,3 +414,61 @@ async def test_the_line_has_an_end(stage: Stage, monkeypatch: pytest.MonkeyPatch
     refused = await reply(await in_line(stage))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.BUSY
+
+
+async def test_while_it_rests_strangers_are_asked_to_come_back_and_its_own_head_is_served(stage: Stage) -> None:
+    stage.server.rest("the machine runs on battery")
+    stream = await stage.stream(HEAD, SESSION_STREAM)
+    stream.send(encode(stage.opening(), HEAD))
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.BUSY and refused.retry_after_ms > 0
+    assert "battery" in refused.message
+    own = stage.server.endpoint.peer_id
+    assert stage.server.refusal(replace(stage.opening(), head=own), own) is None
+    stage.server.resume()
+    await stage.open(stage.opening())
+
+
+async def test_a_stranger_who_waits_too_long_for_the_owner_is_told_why(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshswarm.stage.server.REST_PATIENCE_S", 0.3)
+    opening = stage.opening()
+    session, hop = await stage.open(opening), await stage.hop(opening)
+    stage.engine.set_share(0.0)
+    stage.server.rest("other programs use 80 % of the processors")
+    hop.send(encode(step(0, 0, stage.rows(5), 5)))
+    failed = await reply(session)
+    assert isinstance(failed, Failed)
+    assert "makes room for its owner: other programs use 80 %" in failed.message
+    await stage.until(lambda: stage.engine.n_free_slots == 2)
+    stage.server.resume()
+    stage.engine.set_share(1.0)
+    await honest_rows(stage)
+
+
+async def test_work_held_back_for_a_while_is_done_afterwards(stage: Stage) -> None:
+    expected = await honest_rows(stage)
+    opening = stage.opening()
+    session, hop = await stage.open(opening), await stage.hop(opening)
+    stage.engine.set_share(0.0)
+    stage.server.rest("the machine runs on battery")
+    for seq in range(3):
+        hop.send(encode(step(seq, seq, stage.rows(1, seed=seq))))
+    with pytest.raises(MeshswarmError):
+        await session.receive(timeout_s=0.3)
+    stage.server.resume()
+    stage.engine.set_share(1.0)
+    results = [await reply(session) for _ in range(3)]
+    assert [result.rows[0].logits for result in results if isinstance(result, Result)] == expected
+
+
+async def test_a_span_of_whole_models_only_takes_no_part_of_one(stage: Stage) -> None:
+    assert stage.server.served is not None
+    stage.server.serve(replace(stage.server.served, is_whole_only=True))
+    await stage.open(stage.opening())
+    part = replace(stage.opening(), span=Span(SPAN.start, SPAN.stop - 1), returns=Returns.NEXT, next=HEAD.peer_id)
+    refused = stage.server.refusal(part, HEAD.peer_id)
+    assert refused is not None and refused.reason is RefusalReason.UNKNOWN_SPAN
+    assert "not computed here" in refused.message

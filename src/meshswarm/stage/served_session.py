@@ -56,7 +56,7 @@ ACKNOWLEDGE_S = 10.0  # a head that does not answer the receipt is not waited fo
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The slice this peer has loaded."""
+    """The slice this peer has loaded. `is_whole_only`: no session may enter or leave it between its ends."""
 
     model_id: bytes
     n_layers: int
@@ -65,6 +65,7 @@ class Served:
     engine: SpanEngine
     n_ctx: int
     window: int
+    is_whole_only: bool = False
 
 
 class ServedSession:

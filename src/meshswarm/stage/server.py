@@ -41,6 +41,8 @@ from meshswarm.tasks import Tasks
 __all__ = ["Bookkeeper", "Served", "SpanServer"]
 
 MIN_RETRY_MS = 500
+REST_RETRY_MS = 30_000
+REST_PATIENCE_S = 40.0  # below the head's own patience, which would end the session without the reason
 MAX_WAIT_S = 600.0  # nobody stands in line for longer, whatever its head asks for
 
 
@@ -68,6 +70,8 @@ class SpanServer:
         self.sent = sent
         self.served: Served | None = None
         self.draining = False
+        self.resting = ""  # why strangers are asked to come back later; empty: they are not
+        self._rest: asyncio.TimerHandle | None = None
         self.sessions: dict[tuple[PeerId, bytes], ServedSession] = {}
         self.session_ended = asyncio.Event()
         self.on_load: Callable[[], None] = lambda: None  # called whenever room is taken or can be had again
@@ -100,6 +104,25 @@ class SpanServer:
         for session in list(self.sessions.values()):
             session.fail("the peer is shutting down", None)
 
+    def rest(self, reason: str) -> None:
+        """Take no sessions of strangers until `resume`. Those that run are told the reason if that takes too long; what
+        they still ask for waits in the engine meanwhile."""
+        if not self.resting:
+            self._rest = asyncio.get_running_loop().call_later(REST_PATIENCE_S, self._end_strangers)
+        self.resting = reason
+
+    def resume(self) -> None:
+        """Take strangers' sessions again."""
+        self.resting = ""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _end_strangers(self) -> None:
+        for session in list(self.sessions.values()):
+            if session.head != self.endpoint.peer_id and session.parked_s is None:
+                session.fail(f"this peer makes room for its owner: {self.resting}", None)
+
     def _on_session_stream(self, stream: Stream) -> None:
         _Opening(self, stream)
 
@@ -116,6 +139,9 @@ class SpanServer:
         if served is None or opening.model_id != served.model_id or opening.n_layers != served.n_layers:
             return Refused(RefusalReason.UNKNOWN_SPAN, "this model is not served here", 0)
         span = opening.span
+        if served.is_whole_only and span != served.span:
+            why = f"a part of a model is not computed here, on {served.engine.numclass}"
+            return Refused(RefusalReason.UNKNOWN_SPAN, why, 0)
         if span.start != served.span.start or span.stop > served.span.stop:
             return Refused(RefusalReason.UNKNOWN_SPAN, f"layers {served.span} are served here, not {span}", 0)
         is_last = span.stop == served.n_layers
@@ -133,6 +159,8 @@ class SpanServer:
             return Refused(RefusalReason.UNSUPPORTED, "there is no such session to begin as a copy of", 0)
         if self.draining:
             return Refused(RefusalReason.DRAINING, "the peer is about to leave", 0)
+        if self.resting and peer != self.endpoint.peer_id:
+            return Refused(RefusalReason.BUSY, f"it makes room for its owner: {self.resting}", REST_RETRY_MS)
         return None
 
     def fork_source(self, opening: Open) -> ServedSession | None:
@@ -313,6 +341,8 @@ class _Opening:
         server, message, served = self._server, self.message, self._server.served
         assert served is not None
         self._ticket = None
+        if self.head == server.endpoint.peer_id:
+            served.engine.own(slot)
         session = ServedSession(server, served, message, self._stream, slot)
         server.sessions[message.head, message.session] = session
         server.sessions_total += 1
