@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.config import Address
-from meshswarm.dht.records import CoverageRecord
+from meshswarm.dht.records import WHOLE_ONLY, CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.candidates import MissingLayersError
 from meshswarm.routing.cost import DEFAULT_RTT_S, HOP_S, LOCAL_HOP_S, turn_us
@@ -34,6 +35,7 @@ def record(
     free: int = 10_000,
     us_4: int = 0,
     us_16: int = 0,
+    roles: tuple[str, ...] = (),
 ) -> CoverageRecord:
     return CoverageRecord(
         peer=peer(number),
@@ -49,6 +51,7 @@ def record(
         rtts=tuple((peer(other).key[:8], rtt_us) for other, rtt_us in (rtts or {}).items()),
         us_per_layer_4=us_4,
         us_per_layer_16=us_16,
+        roles=roles,
     )
 
 
@@ -118,6 +121,14 @@ def test_sessions_are_spread_over_equal_peers() -> None:
     offered = [record(number, "0:30", us_4=300, us_16=1200) for number in (1, 2)]
     assert shape(plan_routes(30, offered, head=HEAD, rtt_s=near)[0]) == [(1, "0:30", 30)]
     assert shape(plan_routes(30, offered, head=HEAD, rtt_s=near, sessions={peer(1): 1})[0]) == [(2, "0:30", 30)]
+
+
+def test_a_peer_that_serves_whole_models_only_is_never_left_in_the_middle() -> None:
+    slow = record(1, "0:30", us=5000, roles=("server", WHOLE_ONLY), rtts={2: 100})
+    offered = [slow, record(2, "10:30", us=10)]
+    assert shape(plan_routes(30, offered, head=HEAD, rtt_s=near)[0]) == [(1, "0:30", 30)]
+    without = [replace(slow, roles=("server",)), offered[1]]
+    assert shape(plan_routes(30, without, head=HEAD, rtt_s=near)[0]) == [(1, "0:30", 10), (2, "10:30", 30)]
 
 
 def test_own_layers_cost_no_distance() -> None:

@@ -20,6 +20,8 @@ MAX_RTTS = 16
 RTT_PREFIX_BYTES = 8  # of a peer's key: enough to recognise a peer already known from elsewhere
 MAX_NUMCLASS = 96
 MAX_ROLES = 8
+WHOLE_ONLY = "whole-only"
+"""The role of a peer whose span is used from its first to its last layer or not at all."""
 _MAX_US = 10**9
 _MAX_RTT_US = 60 * 10**6
 _MAX_CONTEXT = 2**31 - 1

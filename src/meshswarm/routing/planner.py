@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshswarm.config import Address
-from meshswarm.dht.records import CoverageRecord
+from meshswarm.dht.records import WHOLE_ONLY, CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.candidates import require_cover, usable
 from meshswarm.routing.cost import CostModel, RttOf
@@ -159,14 +159,17 @@ def _suffixes(
     heap: list[tuple[int, int, tuple[int, ...], int, int]] = []
     if span.stop == n_layers:
         heap.append(((n_layers - span.start) * layer_ns + out_ns, 0, (), -1, 0))
+    first_exit = span.stop if WHOLE_ONLY in records[position].roles else span.start + 1
     for start, options in reversed(entering.items()):  # the lowest start first
         if start > span.stop:
             break
+        if start < first_exit:
+            continue
         cost, hops, path = options[0]
         heap.append((cost + (start - span.start) * layer_ns + out_ns, hops, path, start, 0))
     for target, way_ns in measured.items():
         start = records[target].span.start
-        if span.start < start <= span.stop:
+        if first_exit <= start <= span.stop:
             base = (start - span.start) * layer_ns + way_ns
             heap.extend((base + cost, hops, path, -1, 0) for cost, hops, path in suffixes.get(target, ()))
     heapq.heapify(heap)
