@@ -105,6 +105,8 @@ def test_some_can_be_cut_at_their_periods_only(
 
 def test_a_sentence_says_where(tiny: Tiny) -> None:
     assert legal_cuts(tiny("smollm3")).sentence == "can be cut before 4, 8 of its layers 0:12"
+    nowhere = tiny("llama4", keys={"interleave_moe_layer_step": 3})
+    assert legal_cuts(nowhere).sentence == "can be cut nowhere in its 12 layers"
     with pytest.raises(IllegalCutError, match="the layers 2:4 cannot be served alone: this model can be cut before 4"):
         check_cut(tiny("smollm3"), Span(2, 4))
 

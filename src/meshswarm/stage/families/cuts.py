@@ -39,8 +39,9 @@ class LegalCuts:
             return self.refusal
         if len(self.starts) == self.n_layers:
             return f"can be cut between any two of its {self.n_layers} layers"
-        cuts = ", ".join(map(str, self.starts[1:])) or "nothing"
-        return f"can be cut before {cuts} of its layers 0:{self.n_layers}"
+        if len(self.starts) == 1:
+            return f"can be cut nowhere in its {self.n_layers} layers"
+        return f"can be cut before {', '.join(map(str, self.starts[1:]))} of its layers 0:{self.n_layers}"
 
     def allow(self, span: Span) -> bool:
         is_whole = span == Span(0, self.n_layers)

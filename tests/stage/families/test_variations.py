@@ -1,0 +1,123 @@
+"""What models of one architecture differ in, each cut as a peer would cut it: bit for bit the unsplit model's numbers.
+
+`test_parity` proves every architecture once. Here is what else its row lists, and every trap that a number of layers or
+an old file lays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Encoding
+from tests.stage.chain import Session
+from tests.stage.family_parity import Proof, Row, differences, prompt_of, route
+from tests.stage.tiny_models import write_tiny
+from tests.stage.unsplit import Unsplit
+
+from meshswarm.stage.profile import Profile
+
+OWN_HEAD_SIZE = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
+"""Not the width shared out among the heads, as in models whose attention scale depends on their number of layers."""
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+    "rope.scaling.yarn_attn_factor": 0.9,
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
+    "rope.scaling.yarn_ext_factor": 0.7,
+}
+AS_BY_DEFAULT = [True] * 5 + [False] + [True] * 2
+ARRAYS = {"attention.head_count_kv": [2] * 4, "feed_forward_length": [96] * 4}
+EXPERT_ARRAYS = {"expert_used_count": [2] * 4, "expert_feed_forward_length": [64] * 4}
+WITH_ROPE_FREQS = r".*[._]scale|.*\.bias"
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A tiny model, what about it is changed, and where it is cut (None: everywhere it can be).
+
+    `is_same`: the change is another way to write the same model.
+    """
+
+    name: str
+    what: str
+    changes: Mapping[str, Any]
+    at: tuple[int, ...] | None = None
+    is_same: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}, {self.what}"
+
+
+def keys(**settings: Any) -> dict[str, Any]:
+    return {"keys": {name.replace("__", "."): value for name, value in settings.items()}}
+
+
+VARIATIONS = [
+    *(
+        Variation(name, encoding.name, {"encoding": encoding})
+        for name in ("mixtral", "qwen3moe", "gemma3", "gpt-oss", "deepseek2")
+        for encoding in (Encoding.F16, Encoding.Q8_0, Encoding.Q4_0)
+    ),
+    *(
+        Variation(name, "rope_freqs", {"without": WITH_ROPE_FREQS})
+        for name in ("llama", "llama4", "mistral3", "granite")
+    ),
+    *(
+        Variation(name, "yarn", {"keys": YARN})
+        for name in ("qwen2", "qwen3moe", "gpt-oss", "olmo3", "glm4", "minimax-m2", "phi3", "smollm3")
+    ),
+    Variation("gemma3", "linear rope", {"keys": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}}),
+    Variation("gemma2", "46 layers", {"n_layers": 46, "keys": OWN_HEAD_SIZE}, at=(23,)),
+    Variation("gemma3", "62 layers", {"n_layers": 62, "keys": OWN_HEAD_SIZE}, at=(1, 50)),
+    Variation("gemma2", "48 layers, 46 of them in a span", {"n_layers": 48, "keys": OWN_HEAD_SIZE}, at=(2,)),
+    Variation("gemma3", "windows in an array", keys(attention__sliding_window_pattern=[True, False, False, True] * 2)),
+    Variation("gemma3", "windows in a period", keys(attention__sliding_window_pattern=3)),
+    Variation(
+        "gemma3",
+        "windows in an array as by default",
+        keys(attention__sliding_window_pattern=AS_BY_DEFAULT),
+        is_same=True,
+    ),
+    Variation("gemma3", "no windows", keys(attention__sliding_window=None, rope__freq_base_swa=None)),
+    Variation("gpt-oss", "windows everywhere", keys(attention__sliding_window_pattern=0)),
+    Variation("cohere2", "one window, at the end", keys(attention__sliding_window_pattern=[False] * 5 + [True])),
+    Variation("olmo2", "softer positions", keys(rope__freq_base=500000.0)),
+    Variation("phi3", "a window that llama.cpp ignores", keys(attention__sliding_window=8), is_same=True),
+    Variation("granite", "no positions", keys(rope__scaling__finetuned=False)),
+    Variation("granite", "no scale of the embedding", keys(embedding_scale=None)),
+    Variation("qwen2", "tied output", {"without": r"output\..*|.*[._]scale|attn_output.bias|ffn_.*\.bias"}),
+    Variation("qwen3", "keys as arrays", {"keys": ARRAYS}, is_same=True),
+    Variation("qwen3moe", "experts as arrays", {"keys": EXPERT_ARRAYS}, is_same=True),
+    Variation("llama4", "experts in every layer", keys(interleave_moe_layer_step=1)),
+    Variation("glm4moe", "three dense layers", keys(leading_dense_block_count=3)),
+    Variation("glm4moe", "dense layers only", keys(leading_dense_block_count=6), at=(2, 4)),
+    Variation("deepseek2", "groups of experts", keys(expert_group_count=4, expert_group_used_count=2)),
+    Variation("deepseek2", "a temperature", keys(attention__temperature_scale=0.2, attention__temperature_length=16)),
+    Variation("deepseek2", "60 layers, 26 and 27 of them in a span", {"n_layers": 60}, at=(26, 53)),
+    Variation("deepseek2", "lite", {"n_layers": 27, **keys(attention__q_lora_rank=None)}, at=(5, 16)),
+    Variation("deepseek2", "no word on how experts are chosen", keys(expert_gating_func=None)),
+]
+
+
+@pytest.mark.parametrize("variation", VARIATIONS, ids=[variation.id for variation in VARIATIONS])
+async def test_a_variation_computes_the_unsplit_models_bits(variation: Variation, tmp_path: Path) -> None:
+    (tmp_path / "family").mkdir()
+    proof = Proof(Row(variation.name, variation.changes), tmp_path / "family")
+    steps = proof.conversation(Profile.FAST).steps
+    chains = proof.span_chains() if variation.at is None else [proof.spans(*variation.at)]
+    for spans in chains:
+        with Session(proof.hops(spans), Profile.FAST) as session:
+            assert not await differences(session, steps), f"through {route(spans)}"
+    await proof.close()
+    plain = Unsplit(write_tiny(variation.name, tmp_path / "plain.gguf"))
+    rows = plain.rows(prompt_of(64), 0, range(64))
+    plain.close()
+    assert np.array_equal(rows, steps[0].logits) is variation.is_same, "the change is not what it is said to be"
