@@ -10,11 +10,14 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from peers import machine
+
+Name = TypeVar("Name")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,19 @@ class Report:
             print(json.dumps({"conditions": conditions, "figures": self._figures}))
         else:
             self.say(f"Load average {os.getloadavg()[0]:.1f} at the end.")
+
+
+def interleaved(cases: Mapping[Name, Callable[[], T]], rounds: int) -> dict[Name, list[T]]:
+    """Run every case once a round, the order turning; what comes out of the first time, cold, does not count."""
+    for run in cases.values():
+        run()
+    found: dict[Name, list[T]] = {name: [] for name in cases}
+    order = list(cases)
+    for _ in range(rounds):
+        for name in order:
+            found[name].append(cases[name]())
+        order.append(order.pop(0))
+    return found
 
 
 def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:

@@ -63,14 +63,14 @@ def address(host: int) -> str:
 
 @contextlib.contextmanager
 def peers_on(
-    prefix: str, folder: Path, spans: Sequence[str | None], *options: str, model: str = MODEL
+    prefix: str, folder: Path, spans: Sequence[str | None], *options: str, model: str = MODEL, port: int = PORT
 ) -> Iterator[PeerProcess]:
     """A peer per host, with that host's span; None is a peer without layers. Gives the one on host 0."""
     name = f"bench-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
         peers: list[PeerProcess] = []
         for host, span in enumerate(spans):
-            arguments = ["--swarm", name, "--listen", f"{address(host)}:{PORT}", "--api", "127.0.0.1:0", *options]
+            arguments = ["--swarm", name, "--listen", f"{address(host)}:{port}", "--api", "127.0.0.1:0", *options]
             if span is not None:
                 arguments += ["--model", model, "--layers", span, "--threads", "1"]
             if peers:

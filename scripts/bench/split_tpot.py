@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from baseline import Baseline, tokenize
+from figures import interleaved
 from peers import PeerProcess, ask, chain, even_spans, fetch_model, machine, scratch_folder
 
 from meshswarm.artifacts import sources
@@ -39,12 +40,12 @@ def main() -> None:
     with scratch_folder() as folder, contextlib.ExitStack() as stack:
         fetch_model(folder / "first")
         baseline = stack.enter_context(Baseline(gguf, options.tokens))
-        cases: dict[int, Callable[[], float]] = {1: partial(baseline.run, prompt)}
+        cases: dict[int, Callable[[], float]] = {1: partial(baseline.run, prompt)}  # by number of spans
         for spans in options.spans:
             name = f"bench-{spans}-{secrets.token_hex(4)}"
             peers = stack.enter_context(chain(folder, even_spans(spans), name, "--threads", "1"))
             cases[spans] = partial(tpot_s, peers[0], prompt, options.tokens)
-        report(measure(cases, options.rounds), options.rounds, options.tokens)
+        report(interleaved(cases, options.rounds), options.rounds, options.tokens)
 
 
 def tpot_s(head: PeerProcess, prompt: list[int], n_tokens: int) -> float:
@@ -52,19 +53,6 @@ def tpot_s(head: PeerProcess, prompt: list[int], n_tokens: int) -> float:
     answer = ask(head.api, "/completions", body)
     assert answer.completion_tokens == n_tokens, answer
     return answer.tpot_s
-
-
-def measure(cases: dict[int, Callable[[], float]], rounds: int) -> dict[int, list[float]]:
-    """Seconds per token of every round, by number of spans (1: the baseline)."""
-    found: dict[int, list[float]] = {spans: [] for spans in cases}
-    for run in cases.values():
-        run()  # warm up
-    order = list(cases)
-    for _ in range(rounds):
-        for spans in order:
-            found[spans].append(cases[spans]())
-        order.append(order.pop(0))
-    return found
 
 
 def report(found: dict[int, list[float]], rounds: int, n_tokens: int) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from baseline import MAX_ROWS, Baseline, tokenize
-from figures import Figure, Report, arguments, chosen
+from figures import Figure, Report, arguments, chosen, interleaved
 from models import NAMES, BenchModel, bench_model
 from peers import PeerProcess, ask_together, chain, fetch_model, scratch_folder
 
@@ -69,7 +68,7 @@ def compare(folder: Path, model: BenchModel, options: argparse.Namespace, report
     spans = model.cut(3, 1) if options.uneven else model.cut(1, 1)
     if options.cut is not None:
         spans = [f"0:{options.cut}", f"{options.cut}:{model.n_layers}"]
-    share = max(map(model.cost, spans))
+    share = max(map(model.share, spans))
     words = tokenize(model.gguf, TEXT)
     assert len(words) >= PROMPT_TOKENS + 8 * N_STREAMS and N_STREAMS * PROMPT_TOKENS <= MAX_ROWS
     prompts = [words[8 * stream :][:PROMPT_TOKENS] for stream in range(N_STREAMS)]
@@ -88,7 +87,7 @@ def compare(folder: Path, model: BenchModel, options: argparse.Namespace, report
             "one": partial(through_peers, peers[0], prompts[:1], options.tokens),
         }
         conditions = {"model": model.name, "spans": spans, "greatest_share": share, "tokens": options.tokens}
-        show(measure(cases, options.rounds), model, share if options.uneven else 0.5, report, conditions)
+        show(interleaved(cases, options.rounds), model, share if options.uneven else 0.5, report, conditions)
 
 
 def unsplit(baseline: Baseline, prompts: Sequence[list[int]]) -> Speed:
@@ -104,20 +103,6 @@ def through_peers(head: PeerProcess, prompts: Sequence[list[int]], n_tokens: int
     all_tokens = sum(answer.completion_tokens for answer in answers)
     assert all_tokens == n_tokens * len(prompts), answers
     return Speed((all_tokens - len(prompts)) / (last_s - first_s), all_tokens / last_s)
-
-
-def measure(cases: dict[str, Callable[[], Speed]], rounds: int) -> dict[str, list[Speed]]:
-    """Every case once a round, the order turning; the first time does not count."""
-    found: dict[str, list[Speed]] = {name: [] for name in cases}
-    for run in cases.values():
-        run()
-    names = itertools.cycle(cases)
-    for _ in range(rounds):
-        for _ in cases:
-            name = next(names)
-            found[name].append(cases[name]())
-        next(names)
-    return found
 
 
 def show(
