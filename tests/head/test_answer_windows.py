@@ -105,8 +105,9 @@ class Guesses:
         self._guess = guess
         self._text = list(PROMPT)
 
-    def window(self, limit: int) -> tuple[int, ...]:
-        return tuple(itertools.takewhile(lambda token: token != END, self._guess(self._text)))[: min(limit, MAX_WINDOW)]
+    def window(self, limit: int, send: Callable[[tuple[int, ...]], None]) -> None:
+        guesses = itertools.takewhile(lambda token: token != END, self._guess(self._text))
+        send(tuple(guesses)[: min(limit, MAX_WINDOW)])
 
     def said(self, tokens: tuple[int, ...], seconds: float | None) -> None:
         self._text += tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from meshswarm.head.drafting import SuffixDrafter
+from meshswarm.head.drafting import Source, SuffixDrafter
 from meshswarm.head.speculation import MAX_WINDOW, Learned, WindowChooser
 
 Cost = Callable[[int], float]
@@ -87,7 +87,7 @@ def simulate(
     while at < len(answer):
         left = len(answer) - at
         draft = drafter.draft(MAX_WINDOW)
-        window = control.window(draft.match, min(len(draft.tokens), left - 1))
+        window = control.choose(Source.TEXT, draft.match, min(len(draft.tokens), left - 1)).window
         said = tuple(answer[at : at + window + 1])
         right = next((i for i in range(window) if draft.tokens[i] != said[i]), window)
         said = said[: right + 1]
@@ -168,21 +168,20 @@ def test_probes_become_rare_where_nothing_pays() -> None:
     assert sum(drafted[6:]) <= 0.005 * sum(len(answer) for _, answer in texts[6:]), drafted
 
 
-def test_nothing_is_guessed_before_plain_steps_are_known_or_without_a_match() -> None:
+def test_nothing_is_guessed_before_plain_steps_are_known_or_without_room() -> None:
     control = WindowChooser(Learned())
-    assert control.window(64, MAX_WINDOW) == 0
+    assert control.choose(Source.TEXT, 64, MAX_WINDOW).window == 0
     control.stepped(0, 0.01, 1)
     control.stepped(0, 0.01, 1)
-    assert control.window(0, MAX_WINDOW) == 0
-    assert control.window(64, MAX_WINDOW) == 1
-    assert control.window(64, 0) == 0
+    assert control.choose(Source.TEXT, 64, MAX_WINDOW).window == 1
+    assert control.choose(Source.TEXT, 64, 0).window == 0
 
 
 def test_one_stalled_step_does_not_end_speculation() -> None:
     learned = Learned()
     simulate(*edited(1), over_a_network(0.02), learned)
     control = WindowChooser(learned)
-    assert control.window(64, MAX_WINDOW) > 3
+    assert control.choose(Source.TEXT, 64, MAX_WINDOW).window > 3
     control.stepped(15, 2.0, 16)
     drafter_texts = edited(2)
     assert simulate(*drafter_texts, over_a_network(0.02), learned).speedup > 2

@@ -7,6 +7,7 @@ vocabulary, about 0.1 s for 50,000 tokens: callers do it once per file.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import numpy as np
@@ -19,6 +20,15 @@ TOKENIZER_MODELS = frozenset({"gpt2", "llama", "no_vocab", "none"})
 """Byte-level BPE, SentencePiece BPE, and none at all."""
 NO_VOCABULARY = frozenset({"no_vocab", "none"})
 _MAX_TOKEN_TYPE = 6
+
+
+def token_list_mark(header: GgufHeader) -> bytes:
+    """SHA-256 of the vocabulary's tokens in their order: where it is the same, an id means the same text. Raises
+    ArtifactError when there is no vocabulary."""
+    entry = header.metadata.get(TOKENS_KEY)
+    if entry is None:
+        raise header.fault(TOKENS_KEY, "is missing")
+    return hashlib.sha256(memoryview(header.raw)[entry.value_start : entry.end]).digest()
 
 
 def check_tokenizer(header: GgufHeader) -> None:

@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -72,7 +73,8 @@ class _Step:
 class Answer:
     """Listens to a route, drives the sampler, and yields `TextDelta`s and one `Finished`.
 
-    `lookahead` None: nothing is guessed.
+    `lookahead` None: nothing is guessed. `n_cached`: positions of the prompt that the route holds already; what it
+    holds beyond them is taken back.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Answer:
         limits: Limits,
         fingerprint: str,
         lookahead: Lookahead | None = None,
+        n_cached: int = 0,
     ) -> None:
         self.prompt = prompt
         self.tokens: list[int] = []
@@ -98,6 +101,7 @@ class Answer:
         self._limits = limits
         self._fingerprint = fingerprint
         self._lookahead = lookahead
+        self._n_cached = n_cached
         self._draft: tuple[int, ...] = ()  # the guesses under way
         self._step: _Step | None = None  # a step that waits for a whole row
         self._n_drafted = self._n_accepted = self._n_flights = 0
@@ -111,7 +115,7 @@ class Answer:
     def start(self) -> None:
         """Send the prompt, unless the route has broken before."""
         if not self.finished:
-            self._route.push(self.prompt)
+            self._route.push(self.prompt[self._n_cached :], truncate_to=self._n_cached or None)
 
     # -- what the route brings
 
@@ -192,20 +196,26 @@ class Answer:
 
     def _send_on(self, step: _Step) -> None:
         """The next step: the last token drawn, and what is guessed to follow."""
-        self._draft = ()
-        if self._lookahead is not None:
+        if self._lookahead is None:
+            self._push(step, ())
+        else:
             self._lookahead.said(tuple(step.said), step.seconds)
-            self._draft = self._lookahead.window(self._room - 1)
-        self._n_drafted += len(self._draft)
+            self._lookahead.window(self._room - 1, partial(self._push, step))
+        if self._untold and self._telling is None:
+            self._telling = self._loop.call_later(TEXT_DELAY_S, self._tell)
+
+    def _push(self, step: _Step, draft: tuple[int, ...]) -> None:
+        if self.finished:  # the route broke while a draft was made
+            return
+        self._draft = draft
+        self._n_drafted += len(draft)
         rejected = len(step.said) <= len(step.draft)
         self._sent_s = self._loop.time()
         self._route.push(
-            [step.said[-1], *self._draft],
+            [step.said[-1], *draft],
             truncate_to=len(self.prompt) + len(self.tokens) - 1 if rejected else None,
-            n_draft=len(self._draft),
+            n_draft=len(draft),
         )
-        if self._untold and self._telling is None:
-            self._telling = self._loop.call_later(TEXT_DELAY_S, self._tell)
 
     # -- what the client gets
 
@@ -232,11 +242,12 @@ class Answer:
                 Usage(
                     prompt_tokens=len(self.prompt),
                     completion_tokens=len(self.tokens),
+                    cached_tokens=self._n_cached,
                     accepted_prediction_tokens=self._n_accepted,
                     rejected_prediction_tokens=self._n_drafted - self._n_accepted,
                 ),
                 Timings(
-                    prompt_n=len(self.prompt),
+                    prompt_n=len(self.prompt) - self._n_cached,
                     prompt_ms=(first - self._started_s) * 1000,
                     predicted_n=len(self.tokens),
                     predicted_ms=(now - first) * 1000,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,21 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FE
 _NONE = -1
 
 
+class Source(Enum):
+    """Where a draft comes from: the text so far, or a small model at the head."""
+
+    TEXT = auto()
+    MODEL = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed next tokens. `match`: how many tokens before them also stood before the place they were copied from; 0
-    when there is no draft."""
+    """Guessed next tokens. `match`, of a draft from the text: how many tokens before them also stood before the place
+    they were copied from; 0 when there is no draft."""
 
     tokens: tuple[int, ...] = ()
     match: int = 0
+    source: Source = Source.TEXT
 
 
 class SuffixDrafter:

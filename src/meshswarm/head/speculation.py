@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from meshswarm.head.drafting import Draft
+from meshswarm.head.drafting import Draft, Source
 
 WINDOWS = (0, 1, 2, 3, 5, 7, 11, 15)
 """Few sizes, so that each is measured often; with the row before them, whole multiples of 2 and 4 from 3 on."""
@@ -28,15 +28,20 @@ MARGIN = 1.03  # a window has to promise so much more speed than none, or its no
 PLAIN_TRIES = 2  # plain steps before anything is compared with them
 REFRESH_STEPS = 96  # so often a plain step is measured again while windows pay
 FIRST_PAUSE_STEPS = 32
+FIRST_LISTENING_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 2048
 MAX_ROUTES = 64
 _COST_WEIGHT = 0.2  # of a new measurement; more while there are few
 _STALE_WEIGHT = 0.5
 _OUTLIER = 4.0  # times what is usual
 _CHEAPEST_ROW = 0.03  # of a plain step: what a further row costs at least, as far as hope goes
-_MATCH_CLASSES = (2, 3, 4, 6, 9, 13, 19, 27, 40)
-_FIRST_CHANCES = (0.15, 0.25, 0.4, 0.55, 0.65, 0.7, 0.8, 0.85, 0.9)
-"""Of a guess to come true, by the class of its match, before any was seen."""
+_CLASSES = {Source.TEXT: (2, 3, 4, 6, 9, 13, 19, 27, 40), Source.MODEL: (0, 1, 2, 4, 8)}
+"""Guesses that are alike: from the text by the length of their match, from a model by their place in the draft."""
+_FIRST_CHANCES = {
+    Source.TEXT: (0.15, 0.25, 0.4, 0.55, 0.65, 0.7, 0.8, 0.85, 0.9),
+    Source.MODEL: (0.6, 0.6, 0.6, 0.6, 0.6),
+}
+"""Of a guess to come true, by class, before any was seen."""
 _FIRST_TRIALS = 3.0  # what those beliefs weigh
 _MEMORY_TRIALS = 40.0  # older trials than about so many are forgotten
 
@@ -50,28 +55,33 @@ class Outlook:
 
 
 class Acceptance:
-    """How often a guess with a match of so many tokens comes true.
+    """How often guesses from one source come true.
 
-    A guess further on in a draft counts as one with a longer match: it is only asked about when those before it came
-    true.
+    `match`, of a guess from the text: how many tokens before it are the same at the place it was copied from. A guess
+    further on in a draft has a longer one: it is only asked about when those before it came true. For a model's guesses
+    it is the place in the draft.
     """
 
-    def __init__(self) -> None:
-        self._hits = [chance * _FIRST_TRIALS for chance in _FIRST_CHANCES]
-        self._trials = [_FIRST_TRIALS] * len(_FIRST_CHANCES)
+    def __init__(self, source: Source) -> None:
+        self._classes = _CLASSES[source]
+        self._hits = [chance * _FIRST_TRIALS for chance in _FIRST_CHANCES[source]]
+        self._trials = [_FIRST_TRIALS] * len(self._hits)
 
     def chance(self, match: int) -> float:
-        at = _match_class(match)
+        at = self._class(match)
         return self._hits[at] / self._trials[at]
 
     def saw(self, match: int, came_true: bool) -> None:
-        at = _match_class(match)
+        at = self._class(match)
         if self._trials[at] >= _MEMORY_TRIALS:
             keep = 1 - 1 / _MEMORY_TRIALS
             self._hits[at] *= keep
             self._trials[at] *= keep
         self._hits[at] += came_true
         self._trials[at] += 1
+
+    def _class(self, match: int) -> int:
+        return max(0, bisect_right(self._classes, match) - 1)
 
     def outlook(self, match: int, window: int) -> Outlook:
         """What a step with `window` guesses gives: those that come true before the first that does not, and the one
@@ -81,10 +91,6 @@ class Acceptance:
             reach *= self.chance(match + ahead)
             tokens += reach
         return Outlook(tokens, 1 - reach)
-
-
-def _match_class(match: int) -> int:
-    return max(0, bisect_right(_MATCH_CLASSES, match) - 1)
 
 
 @dataclass(slots=True)
@@ -115,15 +121,39 @@ class Learned:
     """What is known of one route, kept from answer to answer: seconds per step by window size, and how often guesses
     come true."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: dict[Source, Acceptance] = field(default_factory=lambda: {each: Acceptance(each) for each in Source})
     costs: dict[int, _Cost] = field(default_factory=lambda: {window: _Cost() for window in WINDOWS})
     rollback_s: float = 0.0
     """How much longer a step takes that first has to undo rejected rows, where that needs computing."""
+    drafting_s: float | None = None
+    """What a model needs for each token of a draft and for reading the one before; None before any draft of one."""
+    listen_at: int = 0
+    listen_pause: int = FIRST_LISTENING_PAUSE_STEPS
     steps: int = 0
     last_plain: int = 0
     lost_s: float = 0.0
     """By speculation, beyond the allowance for the time since. What one answer saved is no licence to lose it in the
     next: never below 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A window to send, and the tokens a second to expect from it; 0 guesses where nothing pays."""
+
+    window: int
+    rate: float
+
+
+NOTHING = Choice(0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a size promises: so many tokens, for `beside_s` seconds beside its step."""
+
+    window: int
+    tokens: float
+    beside_s: float
 
 
 class LearnedRoutes:
@@ -157,48 +187,60 @@ class WindowChooser:
         plain = self._learned.costs[0]
         return plain.seconds if plain.n >= PLAIN_TRIES else None
 
-    def window(self, match: int, limit: int) -> int:
-        """How many tokens of a draft with this `match` to send, at most `limit`."""
+    def choose(self, source: Source, match: int, limit: int) -> Choice:
+        """How many tokens of a draft from `source` to send, at most `limit`."""
         learned, plain_s = self._learned, self.plain_s
-        if match == 0 or plain_s is None or learned.steps - learned.last_plain >= REFRESH_STEPS:
-            return 0
-        outlooks = {window: learned.acceptance.outlook(match, window) for window in WINDOWS[1:] if window <= limit}
-        best, best_rate = 0, MARGIN / plain_s
-        for window, outlook in outlooks.items():
-            cost = learned.costs[window]
-            if cost.n and (rate := outlook.tokens / (cost.seconds + self._undoing_s(outlook))) > best_rate:
-                best, best_rate = window, rate
-        if not self._must_undo and (tried := self._worth_a_try(outlooks, best, best_rate)):
+        if plain_s is None or learned.steps - learned.last_plain >= REFRESH_STEPS:
+            return NOTHING
+        if source is Source.MODEL and learned.drafting_s is None:
+            return NOTHING
+        acceptance = learned.acceptance[source]
+        offers = []
+        for window in WINDOWS[1:]:
+            if window > limit:
+                break
+            outlook = acceptance.outlook(match, window)
+            offers.append(_Offer(window, outlook.tokens, self._beside_s(source, window, outlook)))
+        best = Choice(0, MARGIN / plain_s)
+        for offer in offers:
+            cost = learned.costs[offer.window]
+            if cost.n and (rate := offer.tokens / (cost.seconds + offer.beside_s)) > best.rate:
+                best = Choice(offer.window, rate)
+        if not self._must_undo and (tried := self._worth_a_try(offers, best)):
             return tried
-        return best if self._can_lose(0.0) else 0
+        return best if best.window and self._can_lose(0.0) else NOTHING
 
-    def _worth_a_try(self, outlooks: dict[int, Outlook], best: int, best_rate: float) -> int:
+    def _worth_a_try(self, offers: list[_Offer], best: Choice) -> Choice | None:
         """The smallest size whose cost is not known, or not any more, that could be better than the best known one and
-        would lose little enough at worst; 0 when there is none."""
+        would lose little enough at worst."""
         learned, below = self._learned, 0
         plain_s = learned.costs[0].seconds
-        for window, outlook in outlooks.items():
-            cost = learned.costs[window]
-            if window != best and (not cost.n or cost.is_stale(learned.steps)):
-                base_s, more = learned.costs[below].seconds, window - below
-                at_best = base_s + _CHEAPEST_ROW * plain_s * more + self._undoing_s(outlook)
+        for offer in offers:
+            cost = learned.costs[offer.window]
+            if offer.window != best.window and (not cost.n or cost.is_stale(learned.steps)):
+                base_s, more = learned.costs[below].seconds, offer.window - below
+                at_best = base_s + _CHEAPEST_ROW * plain_s * more + offer.beside_s
                 # A row costs no more in a window than in a step of its own.
-                at_worst = max(base_s + plain_s * more, cost.seconds) + self._undoing_s(outlook)
-                if outlook.tokens / at_best > best_rate and self._can_lose(at_worst - outlook.tokens * plain_s):
-                    return window
+                at_worst = max(base_s + plain_s * more, cost.seconds) + offer.beside_s
+                if offer.tokens / at_best > best.rate and self._can_lose(at_worst - offer.tokens * plain_s):
+                    return Choice(offer.window, offer.tokens / at_best)
             if not cost.n:
-                return 0
-            below = window
-        return 0
+                return None
+            below = offer.window
+        return None
 
-    def _undoing_s(self, outlook: Outlook) -> float:
-        return self._learned.rollback_s * outlook.rejection
+    def _beside_s(self, source: Source, window: int, outlook: Outlook) -> float:
+        """What a window takes beside its own step: making the draft, and undoing what is rejected."""
+        undoing_s = self._learned.rollback_s * outlook.rejection
+        if source is Source.TEXT:
+            return undoing_s
+        return undoing_s + (self._learned.drafting_s or 0.0) * (window + 1)
 
     def _can_lose(self, seconds: float) -> bool:
         return self._learned.lost_s + max(0.0, seconds) <= self._learned.costs[0].seconds + self._credit_s
 
-    def stepped(self, window: int, seconds: float, n_tokens: int) -> None:
-        """A step with `window` guesses took `seconds` and gave `n_tokens` tokens."""
+    def stepped(self, window: int, seconds: float, n_tokens: int, *, drafting_s: float = 0.0) -> None:
+        """A step with `window` guesses, which took `drafting_s` to make, took `seconds` and gave `n_tokens` tokens."""
         learned = self._learned
         learned.steps += 1
         cost = learned.costs[window]
@@ -214,7 +256,7 @@ class WindowChooser:
         if window == 0:
             learned.last_plain = learned.steps
         lost_s = seconds - n_tokens * learned.costs[0].seconds if window or undid else 0.0
-        self._book(lost_s - ALLOWANCE * seconds)
+        self._book(lost_s + drafting_s - ALLOWANCE * seconds)
 
     def _book(self, lost_s: float) -> None:
         learned = self._learned
@@ -232,11 +274,37 @@ class WindowChooser:
         elif was_stale or cost.n == 1:
             cost.pause = min(2 * cost.pause, LONGEST_PAUSE_STEPS)
 
-    def judge(self, draft: Draft, said: tuple[int, ...]) -> int:
-        """Compare a draft, sent or not, with the tokens that were said. Returns how many guesses came true."""
+    def judge(self, draft: Draft, said: Sequence[int]) -> None:
+        """Compare a draft, sent or not, with the tokens that were said."""
+        acceptance = self._learned.acceptance[draft.source]
         for ahead, (guess, token) in enumerate(zip(draft.tokens, said, strict=False)):
-            came_true = guess == token
-            self._learned.acceptance.saw(draft.match + ahead, came_true)
-            if not came_true:
-                return ahead
-        return min(len(draft.tokens), len(said))
+            acceptance.saw(draft.match + ahead, guess == token)
+            if guess != token:
+                return
+
+    # -- a model's drafts
+
+    def drafted(self, seconds: float, n_tokens: int) -> None:
+        """A model took `seconds` for a draft of `n_tokens`."""
+        learned, each_s = self._learned, seconds / (n_tokens + 1)
+        known_s = learned.drafting_s
+        if known_s is None:
+            learned.drafting_s = each_s
+        else:
+            learned.drafting_s = known_s + _COST_WEIGHT * (min(each_s, _OUTLIER * known_s) - known_s)
+
+    def wants_to_listen(self) -> bool:
+        """Whether a model should make a draft that is not sent, only compared: ever more rarely while none is worth
+        sending."""
+        learned = self._learned
+        if learned.steps < learned.listen_at:
+            return False
+        learned.listen_pause = min(2 * learned.listen_pause, LONGEST_PAUSE_STEPS)
+        learned.listen_at = learned.steps + learned.listen_pause
+        return True
+
+    def model_pays(self) -> None:
+        """A model's draft was worth sending: it has been heard, and is soon again should that change."""
+        learned = self._learned
+        learned.listen_pause = FIRST_LISTENING_PAUSE_STEPS
+        learned.listen_at = learned.steps + learned.listen_pause
