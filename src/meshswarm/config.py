@@ -146,6 +146,11 @@ class Home:
         return self.root / "vocabularies"
 
     @property
+    def threads(self) -> Path:
+        """How fast slices are with how many threads, measured at their first load."""
+        return self.root / "threads"
+
+    @property
     def spill(self) -> Path:
         """Activation-log overflow, encrypted under a key that lives in memory only."""
         return self.root / "spill"

@@ -194,12 +194,20 @@ class Peer:
 
     async def _serve(self, settings: ServingSettings, directory: ModelDirectory) -> None:
         around = Surroundings(
-            self.identity, self.endpoint, self.dht, self.store, self.slices, self.spans, self._tasks, self._report
+            home=self.settings.home,
+            identity=self.identity,
+            endpoint=self.endpoint,
+            dht=self.dht,
+            store=self.store,
+            slices=self.slices,
+            spans=self.spans,
+            tasks=self._tasks,
+            report=self._report,
         )
         self._serving = await Serving.load(settings, around)
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
-        self._background.append(self._tasks.create_task(self._serving.survey()))
+        self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
 
     async def _outlook(self, head: Head) -> dict[str, Any]:
         """Which model a client here would best ask for, None when there is none, and what is missing of it."""

@@ -9,23 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
+from meshswarm.config import Home
 from meshswarm.dht.node import Dht
-from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, CoverageRecord
+from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, WHOLE_ONLY, CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span
-from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.devices import list_devices
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
 from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.owner_first import AT_EASE, Mode, OwnerFirst, Standing
+from meshswarm.stage.owner_watch import LoadMeter
 from meshswarm.stage.server import Served, SpanServer
 from meshswarm.stage.slices import Slices
 from meshswarm.tasks import Tasks
@@ -33,6 +39,7 @@ from meshswarm.tasks import Tasks
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
 SURVEY_PERIOD_S = 120.0
 LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
+OWNER_PERIOD_S = 1.0
 WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -41,7 +48,8 @@ Report = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """What a person chose to serve, and how. None means: the default, or whatever fits."""
+    """What a person chose to serve, and how. None means: the default, or whatever fits. `yields`: the machine's owner
+    comes first."""
 
     model: str
     span: Span | None = None
@@ -49,12 +57,15 @@ class ServingSettings:
     n_threads: int | None = None
     n_ctx: int | None = None
     n_sessions: int = 4
+    llama_options: LlamaOptions = DEFAULT_OPTIONS
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """The parts of the peer that serving layers needs."""
 
+    home: Home
     identity: Identity
     endpoint: Endpoint
     dht: Dht
@@ -80,25 +91,31 @@ class Serving:
         span = await _choose_span(settings, around, info, n_ctx)
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span)
-        engine = await asyncio.to_thread(
-            SpanEngine.load,
-            slice_file.path,
-            span,
-            info.n_layers,
-            n_ctx=n_ctx,
-            n_slots=settings.n_sessions,
-            n_threads=settings.n_threads or max(1, (os.cpu_count() or 2) // 2),
-            max_rows=MAX_ROWS_PER_STEP,
-        )
+        if because := cpu_only_because(span, info.n_layers, list_devices()):
+            around.report({"event": "notice", "message": because})
+        header = around.store.header(info.model_id)
+        wants = Wants(n_ctx, settings.n_sessions, settings.n_threads, settings.llama_options)
+        engine = await asyncio.to_thread(load_engine, slice_file, span, header, wants, around.home.threads)
         engine.start(asyncio.get_running_loop())
-        served = Served(info.model_id, info.n_layers, span, slice_file.root, engine, n_ctx, WINDOW_ROWS)
+        served = Served(
+            info.model_id,
+            info.n_layers,
+            span,
+            slice_file.root,
+            engine,
+            n_ctx,
+            WINDOW_ROWS,
+            is_whole_only=not engine.offload.is_proved,
+        )
         return cls(settings, around, info, served)
 
     def __init__(self, settings: ServingSettings, around: Surroundings, model: ModelInfo, served: Served) -> None:
         """Use `load`."""
         self.model = model
+        self._settings = settings
         self._around = around
         self._engine = served.engine
+        self._standing = AT_EASE
         self._announcing: asyncio.Task[None] | None = None
         self._record = CoverageRecord(
             peer=around.identity.peer_id,
@@ -111,7 +128,7 @@ class Serving:
             us_per_layer=served.engine.speed.us_per_layer,
             prefill_us_per_row_layer=served.engine.speed.prefill_us_per_row_layer,
             free_kv_tokens=served.n_ctx * settings.n_sessions,
-            roles=("server",),
+            roles=("server", WHOLE_ONLY) if served.is_whole_only else ("server",),
             us_per_layer_4=served.engine.speed.us_per_layer_4,
             us_per_layer_16=served.engine.speed.us_per_layer_16,
         )
@@ -126,7 +143,11 @@ class Serving:
     async def stop(self) -> None:
         await self._engine.stop()
 
-    async def survey(self) -> None:
+    def duties(self) -> list[Coroutine[None, None, None]]:
+        """What is to be done as long as the peer lives."""
+        return [self._survey(), *([self._yield_to_owner()] if self._settings.yields else [])]
+
+    async def _survey(self) -> None:
         """Measure round trips to the peers that serve the same model, so that heads elsewhere can price this peer's
         hops; a first time soon after the start, then now and then."""
         wait_s = 3.0
@@ -137,7 +158,7 @@ class Serving:
                 rtts = await self._measure_rtts()
                 if rtts != self._record.rtts:
                     self._record = replace(self._record, rtts=rtts)
-                    await self._around.dht.publish_coverage(self._record)
+                    await self._around.dht.publish_coverage(self._public_record())
 
     async def _measure_rtts(self) -> tuple[tuple[bytes, int], ...]:
         records = await self._around.dht.coverage(self._record.model_id, self.model.n_layers)
@@ -149,11 +170,36 @@ class Serving:
                 rtts.append((record.peer.key[:RTT_PREFIX_BYTES], int(rtt_s * 1e6)))
         return tuple(sorted(rtts))
 
+    async def _yield_to_owner(self) -> None:
+        """Make room for the programs of whoever owns the machine, and go on when they have gone."""
+        meter = LoadMeter()
+        owner = OwnerFirst(self._engine.n_threads / (os.cpu_count() or 1))
+        while True:
+            await asyncio.sleep(OWNER_PERIOD_S)
+            self._stand(owner.observe(meter.read(), time.monotonic()))
+
+    def _stand(self, standing: Standing) -> None:
+        before, self._standing = self._standing, standing
+        if standing.mode is before.mode:
+            return
+        self._engine.set_share(standing.mode.value)
+        if standing.mode is Mode.PAUSED:
+            self._around.spans.rest(standing.reason)
+        else:
+            self._around.spans.resume()
+        self._around.report({"event": "owner", "mode": standing.mode.name.lower(), "reason": standing.reason})
+        self._on_load()
+
     # -- what others may know
 
     def record(self) -> CoverageRecord:
-        """What is true at this moment."""
+        """What is true at this moment for this peer's own head."""
         return replace(self._record, free_kv_tokens=self._engine.n_free_slots * self._record.n_ctx)
+
+    def _public_record(self) -> CoverageRecord:
+        """What is true at this moment for strangers."""
+        record = self.record()
+        return replace(record, free_kv_tokens=0) if self._standing.mode is Mode.PAUSED else record
 
     def facts(self) -> dict[str, Any]:
         """For "ready" and for the status."""
@@ -166,6 +212,9 @@ class Serving:
             "n_ctx": record.n_ctx,
             "numclass": record.numclass,
             "us_per_layer": record.us_per_layer,
+            "threads": self._engine.n_threads_now,
+            "back_end": self._engine.offload.backend,
+            "owner": {"mode": self._standing.mode.name.lower(), "reason": self._standing.reason},
         }
 
     def _on_load(self) -> None:
@@ -177,10 +226,15 @@ class Serving:
         await asyncio.sleep(LOAD_DELAY_S)
         if self._around.spans.draining:
             return
-        current = self.record()
+        current = self._public_record()
         if (current.free_kv_tokens == 0) != (self._record.free_kv_tokens == 0):
             self._record = current
             await self._around.dht.publish_coverage(current)
+
+
+def _load(settings: ServingSettings, n_ctx: int) -> Load:
+    options = settings.llama_options
+    return Load(n_ctx, settings.n_sessions, options.type_k, options.type_v)
 
 
 async def _choose_span(settings: ServingSettings, around: Surroundings, info: ModelInfo, n_ctx: int) -> Span:
@@ -188,7 +242,7 @@ async def _choose_span(settings: ServingSettings, around: Surroundings, info: Mo
     that does not fit, and when none does."""
     if settings.memory_bytes is None:
         return settings.span or Span(0, info.n_layers)
-    model = MemoryModel(around.store.header(info.model_id), Load(n_ctx, settings.n_sessions))
+    model = MemoryModel(around.store.header(info.model_id), _load(settings, n_ctx))
     held = [record.span for record in await around.dht.coverage(info.model_id, info.n_layers)]
     chosen = choose_span(model, settings.memory_bytes, held)
     asked = settings.span

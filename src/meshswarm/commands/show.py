@@ -32,12 +32,22 @@ def show_status(status: dict[str, Any]) -> None:
         ("swarm", status["swarm"]),
         ("endpoint", status["api"]),
         ("layers", serving),
+        *_computing(status),
         ("sessions", f"{status['sessions']} now, {status['sessions_total']} so far, {status['rows_total']} rows"),
         ("connections", str(status["connections"])),
         ("receipts", str(status["receipts"])),
         ("up", f"{status['uptime_s']:.0f} s"),
     ]
     _table(("", ""), rows)
+
+
+def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
+    if status["model"] is None:
+        return []
+    threads = status["threads"]
+    rows = [("computed by", f"{status['back_end']}, {threads} thread{'' if threads == 1 else 's'}")]
+    owner = status["owner"]
+    return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
 
 
 def show_peers(peers: list[dict[str, Any]]) -> None:

@@ -39,6 +39,8 @@ def sentence_of(event: Event) -> str:
             return f"{_serving(event)}\n\n{_endpoint(event)}\n\nCtrl-C stops."
         case "complete":
             return f"All layers of {event['ask']} are served now.\n{_endpoint(event)}"
+        case "owner":
+            return _owner(event)
         case "stopping":
             return "Stopping ..."
         case "stopped":
@@ -64,6 +66,16 @@ def _join_failed(event: Event) -> str:
         f"No answer from {event['peer']} at {event['address']}; trying on. Is it running, with the same --swarm "
         f"({event['swarm']!r})? Is it the address it printed, and is that UDP port open in its firewall?"
     )
+
+
+def _owner(event: Event) -> str:
+    match event["mode"]:
+        case "paused":
+            return f"Making room: {event['reason']}. Only this peer's own endpoint is served."
+        case "throttled":
+            return f"Slowing down: {event['reason']}."
+        case _:
+            return "Serving others at full speed again."
 
 
 def _serving(event: Event) -> str:

@@ -41,7 +41,7 @@ from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.gate import Gate
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
-from meshswarm.stage.llama_options import LlamaOptions
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.profile import exact_obstacle
 from meshswarm.stage.threads import ThreadTimes, ThreadWatch, time_counts
 
@@ -57,7 +57,6 @@ __all__ = [
     "TopK",
 ]
 
-_DEFAULT_OPTIONS = LlamaOptions()
 OnDone = Callable[[JobResult | Exception], None]
 
 
@@ -98,7 +97,7 @@ class SpanEngine:
         max_rows: int = 512,
         native: bool | None = None,
         thread_counts: Sequence[int] = (),
-        llama_options: LlamaOptions = _DEFAULT_OPTIONS,
+        llama_options: LlamaOptions = DEFAULT_OPTIONS,
         offload: Offload = ON_CPU,
     ) -> SpanEngine:
         """Load a slice (or the model's own file, for the whole of it) and measure its speed. Blocks.
@@ -132,6 +131,7 @@ class SpanEngine:
             engine = cls(llama, span, n_layers, n_ctx, n_slots, obstacle)
             engine.numclass = numclass(llama_options, offload)
             engine.n_threads = n_threads
+            engine.offload = offload
             if thread_counts:
                 engine._choose_threads(llama, thread_counts)
             engine.speed = engine.measure(LOAD_BUDGET_S)
@@ -168,6 +168,7 @@ class SpanEngine:
         self.is_last = self._shape.is_last
         self.numclass: str
         self.n_threads: int
+        self.offload: Offload
         self.thread_times: ThreadTimes | None = None
         self.speed: Speed
         self._cancel = llama.tap.cancel

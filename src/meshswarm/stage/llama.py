@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from meshswarm.errors import LocalError
 from meshswarm.stage.devices import ON_CPU, Offload, device_pointers
-from meshswarm.stage.llama_options import LlamaOptions
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.tap import Tap
 
 _LOG_LEVELS_KEPT = (3, 4)  # enum ggml_log_level: warnings and errors
-_DEFAULTS = LlamaOptions()
 _PARTIAL = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 CELLS_STEP = 256
 """llama.cpp rounds the cells of a slot up to a multiple of this."""
@@ -52,7 +51,7 @@ def start_llama() -> None:
     llama.llama_backend_init()
 
 
-def model_params(options: LlamaOptions = _DEFAULTS, offload: Offload = ON_CPU) -> llama.llama_model_params:
+def model_params(options: LlamaOptions = DEFAULT_OPTIONS, offload: Offload = ON_CPU) -> llama.llama_model_params:
     """How this package loads weights: memory-mapped and on the CPU alone, unless somebody chose otherwise.
 
     Repacked weight buffers stay off where the library was built for AMX. In llama.cpp 0.3.36's sources the tile
@@ -80,7 +79,7 @@ def context_params(
     n_slots: int,
     n_threads: int,
     max_rows: int,
-    options: LlamaOptions = _DEFAULTS,
+    options: LlamaOptions = DEFAULT_OPTIONS,
     offload: Offload = ON_CPU,
 ) -> llama.llama_context_params:
     """The context every peer computes in: `n_slots` sequences that share nothing, with `n_cells` positions each."""
@@ -100,7 +99,7 @@ def context_params(
     return params
 
 
-def numclass(options: LlamaOptions = _DEFAULTS, offload: Offload = ON_CPU) -> str:
+def numclass(options: LlamaOptions = DEFAULT_OPTIONS, offload: Offload = ON_CPU) -> str:
     """Names what decides the bits of a result on this machine, apart from the row counts: equal words, equal bits.
 
     It covers the llama.cpp build and the instruction sets it uses, the back-end and which layers it has, weight
@@ -134,7 +133,7 @@ class LlamaSpan:
         n_threads: int,
         max_rows: int,
         native: bool | None = None,
-        options: LlamaOptions = _DEFAULTS,
+        options: LlamaOptions = DEFAULT_OPTIONS,
         offload: Offload = ON_CPU,
     ) -> None:
         start_llama()

@@ -89,6 +89,7 @@ class LlamaOptions:
         )
 
 
+DEFAULT_OPTIONS = LlamaOptions()
 _CHANGES_BITS = frozenset(
     {"flash_attn", "type_k", "type_v", "use_extra_bufts", "n_gpu_layers", "split_mode", "op_offload", "offload_kqv"}
 )
