@@ -66,13 +66,15 @@ class Step:
 class Conversation:
     """A talk with the unsplit model, at the row counts `profile` computes: the steps, and the tokens it chose.
 
-    In `EXACT` a lone row must not be computed alone. Here it is computed anew with all lone rows before it, from a
-    saved state, which a split model does in other company.
+    In `EXACT` a lone row must not be computed alone. It gets a dummy row behind it, as in an engine, which is forgotten
+    before the next step; where nothing can be forgotten, the row is computed anew with all lone rows before it, from a
+    saved state. Not everywhere: of windows a saved state keeps what later rows see, not what going back needs.
     """
 
-    def __init__(self, unsplit: Unsplit, profile: Profile) -> None:
+    def __init__(self, unsplit: Unsplit, profile: Profile, rollback: Rollback) -> None:
         self._unsplit = unsplit
         self._profile = profile
+        self._rollback = rollback
         self._saved: bytes | None = None
         self._lone: list[int] = []
         self._unsplit.forget(0)
@@ -92,8 +94,12 @@ class Conversation:
             self._step(self.answer[-1:], self.end)
 
     def _step(self, tokens: Sequence[int], pos0: int) -> None:
-        if len(tokens) == 1 and self._profile is Profile.EXACT:
+        if len(tokens) == 1 and self._profile is Profile.EXACT and self._rollback is Rollback.STATE:
             logits = self._lone_row(tokens[0], pos0)
+        elif len(tokens) == 1 and self._profile is Profile.EXACT:
+            self._unsplit.forget(pos0)
+            logits = self._unsplit.rows([*tokens, *tokens], pos0, range(2))[:1]
+            self._unsplit.forget(pos0 + 1)
         else:
             self._settle_lone()
             if pos0 < self.end:
@@ -126,6 +132,7 @@ class Proof:
     def __init__(self, row: Row, folder: Path) -> None:
         self.row = row
         self._folder = folder
+        folder.mkdir(exist_ok=True)
         self.path = write_tiny(row.name, folder / "model.gguf", **row.changes)
         self.header = read_header(self.path)
         shape = check_hyperparameters(self.header)
@@ -178,11 +185,11 @@ class Proof:
         self, profile: Profile, *, n_steps: int = SHORT_ANSWER, n_prompt: int | None = None
     ) -> Conversation:
         """Chunked prefill, greedy steps, and a second turn, which takes back most of the answer where it can."""
-        talk = Conversation(self.unsplit, profile)
+        talk = Conversation(self.unsplit, profile, self.rollback)
         size = 64 if profile is Profile.FAST else EXACT_MAX_ROWS
         n_prompt = n_prompt or self.row.n_prompt
         talk.turn(prompt_of(n_prompt), 0, n_steps=n_steps, size=size)
-        at = n_prompt + 1 if self.rollback is Rollback.KV else talk.end
+        at = min(n_prompt + 1, talk.end) if self.rollback is Rollback.KV else talk.end
         talk.turn(SECOND_TURN, at, n_steps=SHORT_ANSWER, size=9)
         return talk
 
