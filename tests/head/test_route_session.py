@@ -15,7 +15,8 @@ import pytest
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RemoteProtocolError
 from meshswarm.head.route_session import RouteSession
-from meshswarm.head.session import HeadSession, Hop, State, Terms
+from meshswarm.head.session import HeadSession, State
+from meshswarm.head.session_actions import Hop, Terms
 from meshswarm.identity import Identity
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter

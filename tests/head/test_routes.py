@@ -91,7 +91,7 @@ class Scene:
 
     async def hops(self) -> list[Endpoint]:
         records = await self.routes.coverage(CARD)
-        session, _ = await self.routes.open(NEEDS, records)
+        session = await self.routes.open(NEEDS, records)
         by_id = {endpoint.peer_id: endpoint for endpoint in self.endpoints}
         found = [by_id[hop.peer] for hop in session.core.hops]
         session.cancel()
@@ -155,7 +155,7 @@ async def test_a_dead_peer_in_a_remembered_record_is_replaced_by_one_that_came_s
     await dead.endpoint.close()
     replacement = await scene.holder()
     await replacement.say(Span(0, 4), 1000)
-    session, _ = await scene.routes.open(NEEDS, stale)
+    session = await scene.routes.open(NEEDS, stale)
     assert session.core.hops[0].peer == replacement.endpoint.peer_id
     session.cancel()
 

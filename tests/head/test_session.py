@@ -4,6 +4,7 @@ Messages travel on a virtual clock: one unit per flight between two different pe
 for computing. So the time between two tokens is the number of one-way flights a token costs.
 """
 
+import dataclasses
 import heapq
 import itertools
 
@@ -11,43 +12,49 @@ import numpy as np
 import pytest
 
 from meshswarm.errors import PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
-from meshswarm.head.session import (
-    CLOSE_TIMEOUT_S,
-    OPEN_TIMEOUT_S,
-    STALL_TIMEOUT_S,
+from meshswarm.head.history import History
+from meshswarm.head.session import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, STALL_TIMEOUT_S, HeadSession, State
+from meshswarm.head.session_actions import (
     Action,
     Broken,
     Done,
-    HeadSession,
     Hop,
+    InLine,
+    Origin,
     Ready,
     Receipt,
     Rows,
-    State,
     Terms,
     ToSpan,
 )
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import Span
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import (
     Cancel,
     Close,
+    Counters,
     Credit,
     Failed,
+    Fork,
     Message,
     Open,
     Opened,
+    Park,
     ReceiptOffer,
     RefusalReason,
     Refused,
     Result,
+    Resume,
     Row,
     Step,
+    Waiting,
 )
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.session import Compute, Forward, Reply, SpanSession
+from meshswarm.stage.session import Forward, Reply, SpanSession
 
 N_EMBD = 4
+OPENED = Opened("cpu", 512, bytes(32))
 ROW = Row(np.array([7], "<i4").tobytes(), np.array([1.0], "<f4").tobytes(), -1.0)
 
 
@@ -71,10 +78,14 @@ def route(n_spans: int, *, head_serves_first: bool = True) -> tuple[PeerId, tupl
 class Swarm:
     """Carries messages between one HeadSession and its spans; `now` counts flights."""
 
-    def __init__(self, n_spans: int, *, head_serves_first: bool = True, window: int = 512) -> None:
+    def __init__(
+        self, n_spans: int, *, head_serves_first: bool = True, window: int = 512, needs_tokens: bool = False
+    ) -> None:
         self.head_peer, self.hops = route(n_spans, head_serves_first=head_serves_first)
         self.core = HeadSession(bytes(16), self.head_peer, (), self.hops, terms())
         self.window = window
+        self.needs_tokens = needs_tokens
+        self.way: dict[int, float] = {}  # flights from the head to a span, where it is not one
         self.spans: dict[int, SpanSession] = {}
         self.now = 0.0
         self.rows_at: list[float] = []
@@ -84,6 +95,8 @@ class Swarm:
 
     def post(self, sender: PeerId, receiver: PeerId, to: str, hop: int, message: Message) -> None:
         flight = 0.0 if sender == receiver else 1.0
+        if to == "span" and sender == self.head_peer:
+            flight = self.way.get(hop, flight)
         heapq.heappush(self._mail, (self.now + flight, next(self._order), to, hop, message))
 
     def act(self, actions: list[Action]) -> None:
@@ -109,12 +122,14 @@ class Swarm:
         me = self.hops[hop].peer
         match message:
             case Open():
-                self.spans[hop] = SpanSession(message, N_EMBD, self.window)
-                self.post(me, self.head_peer, "head", hop, Opened("cpu", self.window, bytes(32)))
-            case Step():
+                self.spans[hop] = SpanSession(message, N_EMBD, self.window, self.needs_tokens)
+                opened = Opened("cpu", self.window, bytes(32), Rollback.KV, self.needs_tokens)
+                self.post(me, self.head_peer, "head", hop, opened)
+            case Park():
+                self.spans[hop].on_park()
+            case Step() | Resume():
                 span = self.spans[hop]
-                for compute in span.on_step(message):
-                    assert isinstance(compute, Compute)
+                for compute in span.on_step(message) if isinstance(message, Step) else span.on_resume(message):
                     hidden = bytes(compute.step.n_rows * N_EMBD * 4)
                     rows = (ROW,) * len(compute.output_rows)
                     for action in span.on_computed(compute.step.seq, hidden, rows):
@@ -293,10 +308,10 @@ def test_a_refusal_breaks_with_the_reason_and_when_to_retry() -> None:
 def test_a_lost_span_breaks_a_running_session_at_once() -> None:
     core = opened_core()
     core.push([1], 1.0)
-    error = broken_by(core.on_lost(1, PeerUnreachableError("silent for 4 s")))
+    error = broken_by(core.on_lost(1, PeerUnreachableError("silent for 4 s"), 1.0))
     assert isinstance(error, PeerUnreachableError)
     assert error.peer == str(core.hops[1].peer)
-    assert core.on_lost(1, None) == [], "an ended session says nothing more"
+    assert core.on_lost(1, None, 1.0) == [], "an ended session says nothing more"
 
 
 def test_a_route_that_stalls_breaks_at_the_stall_deadline_and_credit_counts_as_progress() -> None:
@@ -357,3 +372,190 @@ def test_routes_that_do_not_cover_the_model_are_refused_at_once() -> None:
         HeadSession(bytes(16), head, (), (hops[0], hops[2]), terms())
     with pytest.raises(ValueError, match="ends at layer 20"):
         HeadSession(bytes(16), head, (), hops[:2], terms())
+
+
+# -- between two turns
+
+
+def test_a_parked_session_goes_on_with_what_is_new_and_no_flight_more() -> None:
+    swarm = Swarm(3)
+    swarm.open()
+    swarm.act(swarm.core.push([1, 2, 3], swarm.now))
+    swarm.run()
+    swarm.decode(2)
+    swarm.act(swarm.core.park())
+    swarm.run()
+    assert [span.is_parked for span in swarm.spans.values()] == [True] * 3
+    assert swarm.core.deadline is None, "nothing is due"
+    began = swarm.now
+    swarm.act(swarm.core.resume(0.7, 40, 60_000))
+    swarm.act(swarm.core.push([7, 8], swarm.now, truncate_to=4))
+    swarm.run()
+    assert swarm.now - began == 3.0, "the word that it goes on costs no flight of its own"
+    assert [span.length for span in swarm.spans.values()] == [6] * 3
+    assert [(span.temperature, span.top_k) for span in swarm.spans.values()] == [(0.7, 40)] * 3
+    assert swarm.core.history.tokens == [1, 2, 3, 1, 7, 8]
+    swarm.act(swarm.core.close(swarm.now))
+    swarm.run()
+    assert swarm.core.state is State.ENDED
+
+
+def test_rows_that_overtake_the_word_that_the_session_goes_on_wait_for_it() -> None:
+    swarm = Swarm(3)
+    swarm.open()
+    swarm.decode(1)
+    swarm.way = {2: 9.0}  # the last span hears from the head late
+    swarm.act(swarm.core.park())
+    swarm.act(swarm.core.resume(0.0, 1, 60_000))
+    began = swarm.now
+    swarm.act(swarm.core.push([7], swarm.now))
+    swarm.run()
+    assert len(swarm.rows_at) == 2
+    assert swarm.now - began == 10.0
+
+
+def parked_core(n_spans: int = 3) -> HeadSession:
+    core = opened_core(n_spans)
+    core.push([1, 2, 3], 0.0)
+    core.on_message(n_spans - 1, Result(0, (ROW,), None), 0.1)
+    core.park()
+    return core
+
+
+def closed(actions: list[Action]) -> list[int]:
+    return [a.hop for a in actions if isinstance(a, ToSpan) and isinstance(a.message, Close)]
+
+
+def test_a_span_that_needs_the_room_ends_a_parked_session_quietly_on_all() -> None:
+    core = parked_core()
+    actions = core.on_message(1, ReceiptOffer(b"r"), 5.0)
+    assert actions[0] == Receipt(1, b"r")
+    assert closed(actions) == [0, 2]
+    assert not any(isinstance(action, Broken) for action in actions)
+    assert core.state is State.CLOSING
+    assert core.on_message(0, ReceiptOffer(b"r"), 5.1) == [Receipt(0, b"r")]
+    assert core.on_message(2, ReceiptOffer(b"r"), 5.1) == [Receipt(2, b"r"), Done()]
+
+
+@pytest.mark.parametrize("how", ["lost", "failed"])
+def test_a_span_lost_from_a_parked_session_is_nobodys_error_and_the_others_still_sign(how: str) -> None:
+    core = parked_core()
+    gone = PeerUnreachableError("silent for 4 s")
+    actions = core.on_lost(2, gone, 5.0) if how == "lost" else core.on_message(2, Failed("no room", None), 5.0)
+    assert closed(actions) == [0, 1]
+    assert not any(isinstance(action, Broken) for action in actions)
+    core.on_message(0, ReceiptOffer(b"r"), 5.1)
+    assert core.on_message(1, ReceiptOffer(b"r"), 5.1) == [Receipt(1, b"r"), Done()]
+
+
+def test_a_turn_that_crosses_the_end_of_its_session_breaks_and_work_is_counted_as_each_span_knows_it() -> None:
+    core = parked_core()
+    core.resume(0.0, 1, 60_000)
+    core.push([4, 5], 1.0)
+    actions = core.on_message(1, ReceiptOffer(b"r"), 1.1)
+    assert actions[0] == Receipt(1, b"r")
+    (broken,) = (action for action in actions if isinstance(action, Broken))
+    assert isinstance(broken.error, RemoteError)
+    assert broken.error.peer == str(core.hops[1].peer)
+    assert closed(actions) == [0, 2]
+    assert [core.counters(hop).prefill_rows for hop in range(3)] == [5, 3, 3], "only the first had the new rows"
+
+
+def test_once_the_new_turn_has_shown_a_result_an_unasked_receipt_breaks_the_rules() -> None:
+    core = parked_core()
+    core.resume(0.0, 1, 60_000)
+    core.push([4, 5], 1.0)
+    core.on_message(2, Result(1, (ROW,), None), 1.1)
+    assert isinstance(broken_by(core.on_message(1, ReceiptOffer(b"r"), 1.2)), RemoteProtocolError)
+
+
+def test_sessions_are_parked_and_resumed_at_the_right_time_only() -> None:
+    core = opened_core()
+    with pytest.raises(ValueError, match="only a parked"):
+        core.resume(0.0, 1, 1)
+    core.push([1], 0.0)
+    with pytest.raises(ValueError, match="waits for nothing"):
+        core.park()
+
+
+# -- in line
+
+
+def waiting_core(n_spans: int = 3) -> HeadSession:
+    head, hops = route(n_spans, head_serves_first=False)
+    return HeadSession(bytes(16), head, (), hops, dataclasses.replace(terms(), max_wait_ms=30_000))
+
+
+def asked(actions: list[Action]) -> list[tuple[int, int]]:
+    return [(a.hop, a.message.max_wait_ms) for a in actions if isinstance(a, ToSpan) and isinstance(a.message, Open)]
+
+
+def test_spans_where_a_session_may_wait_are_asked_one_by_one_in_an_order_all_heads_share() -> None:
+    core = waiting_core()
+    order = sorted(range(3), key=lambda hop: core.hops[hop].peer.key)
+    assert asked(core.start(100.0)) == [(order[0], 30_000)]
+    assert core.on_message(order[0], Waiting(4, 2500), 100.1) == [InLine(order[0], 4, 2.5)]
+    assert asked(core.on_message(order[0], OPENED, 110.0)) == [(order[1], 20_000)]
+    assert asked(core.on_message(order[1], OPENED, 131.0)) == [(order[2], 0)], "all spans together wait no longer"
+    assert isinstance(core.on_message(order[2], OPENED, 131.1)[0], Ready)
+
+
+def test_two_heads_that_wait_at_the_same_spans_cannot_hold_what_the_other_waits_for() -> None:
+    """Whatever their routes, both ask for the span with the lower key first."""
+    there, back = route(2, head_serves_first=False)[1], route(2, head_serves_first=False)[1]
+    swapped = tuple(dataclasses.replace(hop, peer=other.peer) for hop, other in zip(back, reversed(back), strict=True))
+    firsts = []
+    for hops in (there, swapped):
+        core = HeadSession(bytes(16), peer(99), (), hops, dataclasses.replace(terms(), max_wait_ms=1000))
+        ((hop, _),) = asked(core.start(0.0))
+        firsts.append(hops[hop].peer)
+    assert firsts[0] == firsts[1]
+
+
+def test_a_session_that_waits_in_vain_is_cancelled_where_it_asked() -> None:
+    core = waiting_core()
+    ((first, _),) = asked(core.start(0.0))
+    core.on_message(first, Waiting(1, 1000), 0.1)
+    assert core.tick(30.0) == []
+    actions = core.tick(30.0 + OPEN_TIMEOUT_S)
+    assert [a.hop for a in actions if isinstance(a, ToSpan)] == [first]
+    assert isinstance(broken_by(actions), PeerUnreachableError)
+
+
+def test_a_span_that_lets_a_session_wait_unasked_breaks_it() -> None:
+    head, hops = route(2)
+    core = HeadSession(bytes(16), head, (), hops, terms())
+    core.start(0.0)
+    error = broken_by(core.on_message(1, Waiting(1, 1000), 0.1))
+    assert isinstance(error, RemoteProtocolError)
+    assert "not asked to" in str(error)
+
+
+# -- copies
+
+
+def test_a_copy_begins_with_what_it_took_over() -> None:
+    held = History()
+    held.add(list(range(10)))
+    head, hops = route(2)
+    core = HeadSession(b"2" * 16, head, (), hops, terms(), origin=Origin(b"1" * 16, held))
+    opens = [a.message for a in core.start(0.0) if isinstance(a, ToSpan)]
+    assert [each.fork for each in opens if isinstance(each, Open)] == [Fork(b"1" * 16, 10)] * 2
+    for hop in range(2):
+        core.on_message(hop, OPENED, 0.1)
+    (first,) = core.push([77], 0.2)
+    assert isinstance(first, ToSpan)
+    assert isinstance(first.message, Step)
+    assert first.message.pos0 == 10
+    assert core.counters(0) == Counters(decode_rows=1, bytes_in=4, bytes_out=4 * N_EMBD), "copied rows are no work"
+
+
+def test_where_every_span_needs_the_tokens_they_travel_beside_the_rows_and_are_counted() -> None:
+    swarm = Swarm(3, needs_tokens=True)
+    swarm.open()
+    swarm.act(swarm.core.push([1, 2, 3], swarm.now))
+    swarm.run()
+    swarm.act(swarm.core.close(swarm.now))
+    swarm.run()  # asserts that both ends count alike
+    assert swarm.spans[1].counters.bytes_in == 3 * (4 + 4 * N_EMBD)
+    assert swarm.core.state is State.ENDED

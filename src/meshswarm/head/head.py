@@ -1,7 +1,8 @@
 """One request end to end: model, tokens, route, session, answer.
 
 The rule this file keeps: whatever happens to a request (an error, a client that goes away, a peer that dies), its
-session ends on every span.
+session ends on every span. Only after a complete answer is it kept there, for the next turn, until somebody needs the
+room.
 """
 
 from __future__ import annotations
@@ -23,17 +24,32 @@ from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.drafting import SuffixDrafter
 from meshswarm.head.lookahead import Lookahead
 from meshswarm.head.models import ModelDirectory, Voice
-from meshswarm.head.request import Event, GenerationRequest, ModelListing, RouteSummary, Speculation, Started
+from meshswarm.head.request import (
+    Event,
+    Finished,
+    GenerationRequest,
+    ModelListing,
+    Queued,
+    RouteSummary,
+    Speculation,
+    Started,
+    TextDelta,
+)
 from meshswarm.head.route_session import RouteSession
-from meshswarm.head.routes import Needs, Routes
+from meshswarm.head.routes import SESSION_DEADLINE_S, Needs, Routes
 from meshswarm.head.sampler import Sampler, SamplingParams
 from meshswarm.head.session import State
+from meshswarm.head.session_actions import InLine
 from meshswarm.head.speculation import LearnedRoutes, WindowChooser
 from meshswarm.head.text_stream import TextStream
+from meshswarm.head.warm import Found, Likeness, WarmSessions
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import Opened
 from meshswarm.stage.profile import Profile
 from meshswarm.tasks import Tasks
+
+MAX_WAIT_S = 60.0  # in line for room; then the client is told to come back
+MAX_CLOSE_S = 5.0  # for the receipts of kept sessions, when the peer stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +80,21 @@ class Head:
         tasks: Tasks,
         *,
         speculation: Speculation = Speculation.AUTO,
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self.directory = directory
         self._speculation = speculation
         self._learned = LearnedRoutes()
         self._routes = routes
         self._tasks = tasks
+        self._max_wait_s = max_wait_s
+        self._warm: WarmSessions[RouteSession] = WarmSessions()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def n_warm(self) -> int:
+        """Sessions kept for a next turn."""
+        return len(self._warm)
 
     async def models(self) -> list[ModelListing]:
         return await self.directory.listings(self._routes.coverage)
@@ -77,16 +102,79 @@ class Head:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""
         prepared = await self._prepare(request)
-        session, route = await self._routes.open(_needs(prepared, request), prepared.records)
+        needs = self._needs(prepared, request)
+        warm = await self._warm_session(prepared, needs)
+        if warm is not None:
+            is_heard = False
+            try:
+                async with contextlib.aclosing(self._answer(prepared, request, warm)) as events:
+                    async for event in events:
+                        if not is_heard:
+                            is_heard = True
+                            yield _started(prepared, warm.session)
+                        yield event
+                return
+            except RemoteError:
+                if is_heard:
+                    raise
+            prepared = await self._prepare(request)  # what was kept is gone, unheard: afresh, the dice too
+        async with contextlib.aclosing(self._open(needs, prepared)) as opening:
+            async for step in opening:
+                if isinstance(step, Queued):
+                    yield step
+                else:
+                    fresh = _Turn(step, 0)
         try:
-            summary = RouteSummary(tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops), _numclass(route))
-            yield Started(
-                request_id=secrets.token_hex(12),
-                model=prepared.card.name,
-                created=int(time.time()),
-                prompt_tokens=len(prepared.prompt),
-                route=summary,
-            )
+            yield _started(prepared, fresh.session)
+            async with contextlib.aclosing(self._answer(prepared, request, fresh)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            _cancel_if_open(fresh.session)
+
+    async def close(self) -> None:
+        """End the sessions that are kept, with their receipts."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        sessions = self._warm.drop_all()
+        for session in sessions:
+            session.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAX_CLOSE_S):
+                for session in sessions:
+                    await session.ended()
+
+    # -- one turn
+
+    async def _open(self, needs: Needs, prepared: _Prepared) -> AsyncGenerator[Queued | RouteSession, None]:
+        """Where the request stands in line, and at last its session."""
+        told: asyncio.Queue[Queued | RouteSession | None] = asyncio.Queue()
+
+        def in_line(where: InLine) -> None:
+            told.put_nowait(Queued(where.place, where.estimate_s))
+
+        opening = asyncio.ensure_future(self._routes.open(needs, prepared.records, in_line))
+        opening.add_done_callback(lambda _: told.put_nowait(None))
+        is_taken = False
+        try:
+            while (event := await told.get()) is not None:
+                yield event
+            session = await opening
+            is_taken = True
+            yield session
+        finally:
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait({opening})
+            if not is_taken and not opening.cancelled() and opening.exception() is None:
+                opening.result().cancel()
+
+    async def _answer(
+        self, prepared: _Prepared, request: GenerationRequest, turn: _Turn
+    ) -> AsyncGenerator[TextDelta | Finished, None]:
+        """The answer on an open session, which is kept after it, or ended."""
+        session = turn.session
+        try:
             answer = Answer(
                 prompt=prepared.prompt,
                 route=session,
@@ -94,33 +182,99 @@ class Head:
                 sampler=prepared.sampler,
                 text=TextStream(request.stop),
                 limits=Limits(request.max_tokens, session.core.terms.n_ctx, request.ignore_eos, bool(request.stop)),
-                fingerprint=_fingerprint(prepared.card, summary),
-                lookahead=self._lookahead(prepared, session, route),
+                fingerprint=_fingerprint(prepared.card, _summary(session)),
+                lookahead=self._lookahead(prepared, session),
+                n_cached=turn.n_cached,
             )
             session.listen(answer)
             answer.start()
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
+                    if isinstance(event, Finished):
+                        self._keep(session)
                     yield event
-            session.close()
-            self._tasks.create_task(session.ended())
         except RemoteError as error:
             known = _with_culprit(error, session)
             self._routes.note(known)
             raise known from None
         finally:
-            if session.core.state in (State.OPENING, State.READY):
-                session.cancel()
+            _cancel_if_open(session)
 
-    def _lookahead(self, prepared: _Prepared, session: RouteSession, route: Sequence[Opened]) -> Lookahead | None:
+    # -- sessions that last
+
+    async def _warm_session(self, prepared: _Prepared, needs: Needs) -> _Turn | None:
+        """A session that holds the beginning of the prompt: a kept one, or a copy of it."""
+        most = max((record.n_ctx for record in prepared.records), default=0)
+        wanted = min(needs.n_prompt + (needs.max_tokens or 1), most)
+        found = self._warm.take(_likeness(needs), prepared.prompt, wanted)
+        if found is None:
+            return None
+        session = found.session
+        if found.wants_copy:
+            copy = await self._copy(found, needs)
+            if copy is not None:
+                return _Turn(copy, found.n_positions)
+            if not (found.may_be_cut and self._warm.remove(session)):
+                return None
+        session.resume(needs.temperature, needs.top_k, SESSION_DEADLINE_S * 1000)
+        return _Turn(session, found.n_positions)
+
+    async def _copy(self, found: Found[RouteSession], needs: Needs) -> RouteSession | None:
+        """A copy where there is room for one; the session itself is kept on."""
+        try:
+            return await self._routes.copy(found.session, found.n_positions, needs)
+        except RemoteError:
+            return None
+        finally:
+            self._put(found.session)
+
+    def _keep(self, session: RouteSession) -> None:
+        """An answer is complete."""
+        if session.core.state is State.READY:
+            session.park()
+            self._put(session)
+
+    def _put(self, session: RouteSession) -> None:
+        terms, loop = session.core.terms, asyncio.get_running_loop()
+        likeness = Likeness(terms.model_id, terms.profile, terms.dtype)
+        self._close_all(self._warm.keep(session, likeness, terms.n_ctx, loop.time()))
+        self._arm_expiry()
+
+    def _close_all(self, sessions: Sequence[RouteSession]) -> None:
+        for session in sessions:
+            session.close()
+            self._tasks.create_task(session.ended())
+
+    def _arm_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        due = self._warm.next_expiry
+        self._expiry = None if due is None else asyncio.get_running_loop().call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._close_all(self._warm.expire(asyncio.get_running_loop().time()))
+        self._arm_expiry()
+
+    def _lookahead(self, prepared: _Prepared, session: RouteSession) -> Lookahead | None:
         if prepared.drafter is None:
             return None
-        undoing_costs = any(opened.rollback is Rollback.STATE for opened in route)
+        undoing_costs = session.rollback is Rollback.STATE
         learned = self._learned.on((session.core.terms.model_id, session.core.terms.profile, session.core.hops))
         chooser = WindowChooser(learned, undoing_costs=undoing_costs)
         return Lookahead(prepared.drafter, chooser, prepared.ends)
 
     # -- before the route
+
+    def _needs(self, prepared: _Prepared, request: GenerationRequest) -> Needs:
+        return Needs(
+            card=prepared.card,
+            n_prompt=len(prepared.prompt),
+            max_tokens=request.max_tokens,
+            profile=request.profile,
+            temperature=0.0 if request.sampling.greedy else request.sampling.temperature,
+            top_k=prepared.sampler.k_needed,
+            max_wait_s=self._max_wait_s,
+        )
 
     async def _prepare(self, request: GenerationRequest) -> _Prepared:
         card = await self.directory.resolve(request.model)
@@ -147,6 +301,14 @@ class Head:
         return _Prepared(card, voice, prompt, sampler, drafter, records, request.ignore_eos)
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """An open session, and how many positions of the prompt it holds already."""
+
+    session: RouteSession
+    n_cached: int
+
+
 def _with_culprit(error: RemoteError, session: RouteSession) -> RemoteError:
     """The sampler knows only that the last span's rows are wrong; the route knows who that is."""
     if error.peer is not None or not isinstance(error, RemoteProtocolError):
@@ -165,14 +327,26 @@ def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:
     return tokens
 
 
-def _needs(prepared: _Prepared, request: GenerationRequest) -> Needs:
-    return Needs(
-        card=prepared.card,
-        n_prompt=len(prepared.prompt),
-        max_tokens=request.max_tokens,
-        profile=request.profile,
-        temperature=0.0 if request.sampling.greedy else request.sampling.temperature,
-        top_k=prepared.sampler.k_needed,
+def _likeness(needs: Needs) -> Likeness:
+    return Likeness(needs.card.model_id, needs.profile, needs.dtype)
+
+
+def _cancel_if_open(session: RouteSession) -> None:
+    if session.core.state in (State.OPENING, State.READY):
+        session.cancel()
+
+
+def _summary(session: RouteSession) -> RouteSummary:
+    return RouteSummary(tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops), _numclass(session.opened))
+
+
+def _started(prepared: _Prepared, session: RouteSession) -> Started:
+    return Started(
+        request_id=secrets.token_hex(12),
+        model=prepared.card.name,
+        created=int(time.time()),
+        prompt_tokens=len(prepared.prompt),
+        route=_summary(session),
     )
 
 

@@ -2,8 +2,9 @@
 
 The rule this file keeps: nothing here knows HTTP, and nothing here knows peers' sockets. `api` turns bodies into a
 `GenerationRequest` and events into bodies; whatever implements `Generator` does the work. One answer is the events
-`Started`, then any number of `TextDelta`, then `Finished`, in this order; an exception instead of the next event ends
-the answer. Closing the events early (`aclose`, or cancelling the task that iterates them) stops the work on every span.
+`Queued` while the request stands in line, `Started`, any number of `TextDelta`, and `Finished`, in this order; an
+exception instead of the next event ends the answer. Closing the events early (`aclose`, or cancelling the task that
+iterates them) stops the work on every span.
 """
 
 from __future__ import annotations
@@ -90,6 +91,14 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """No route has room yet: the request waits at this place in a peer's line, 1 is next. May come again and again."""
+
+    place: int
+    estimate_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The route stands and the prompt fits: from here on text can come. `created` is Unix time in seconds."""
 
@@ -118,7 +127,7 @@ class Finished:
     system_fingerprint: str
 
 
-Event = Started | TextDelta | Finished
+Event = Queued | Started | TextDelta | Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ from functools import partial
 from typing import Protocol
 
 from meshswarm.errors import MeshswarmError, RemoteProtocolError
-from meshswarm.head.session import (
+from meshswarm.head.history import History
+from meshswarm.head.session import HeadSession, State
+from meshswarm.head.session_actions import (
     Action,
     Broken,
     Done,
     FullLogits,
-    HeadSession,
+    InLine,
     Ready,
     Receipt,
     Rows,
@@ -28,6 +30,7 @@ from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import MAX_FRAME_BYTES, SESSION_STREAM, Opened, ReceiptAck, Row
 from meshswarm.stage.wire import decode, encode
 
@@ -40,16 +43,22 @@ class Listener(Protocol):
     def on_broken(self, error: MeshswarmError) -> None: ...
 
 
+OnInLine = Callable[[InLine], None]
+
+
 class RouteSession:
-    """One open route. `open` first; then `push` rows; `close` or `cancel` at the end, whatever happened."""
+    """One open route. `open` first; then `push` rows; `park`, `close` or `cancel` at the end, whatever happened."""
 
     def __init__(self, endpoint: Endpoint, identity: Identity, core: HeadSession, bookkeeper: Bookkeeper) -> None:
         self.core = core
+        self.opened: tuple[Opened, ...] = ()
+        """What the spans said when they opened."""
         self._endpoint = endpoint
         self._identity = identity
         self._bookkeeper = bookkeeper
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
+        self._on_in_line: OnInLine = lambda where: None
         self._broken: MeshswarmError | None = None
         self._streams: list[Stream] = []
         self._release: list[Callable[[], None]] = []
@@ -57,9 +66,10 @@ class RouteSession:
         self._done = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def open(self) -> tuple[Opened, ...]:
-        """Dial every span and open the session on all of them. Raises what `HeadSession` breaks with, or the dial's
-        PeerUnreachableError; nothing is left open then."""
+    async def open(self, on_in_line: OnInLine = lambda where: None) -> None:
+        """Dial every span and open the session on all of them; `on_in_line` hears of waiting for room. Raises what
+        `HeadSession` breaks with, or the dial's PeerUnreachableError; nothing is left open then."""
+        self._on_in_line = on_in_line
         try:
             for connection in await self._dial():
                 if self._done.is_set():  # a span was lost while another was dialled
@@ -70,7 +80,7 @@ class RouteSession:
                 self._streams.append(stream)
                 stream.receive_with(partial(self._on_frame, index), partial(self._on_end, index))
             self._apply(self.core.start(self._loop.time()))
-            return await self._ready
+            self.opened = await self._ready
         except BaseException:
             self.cancel()
             raise
@@ -97,6 +107,20 @@ class RouteSession:
         return self.core.length
 
     @property
+    def history(self) -> History:
+        """What the session holds."""
+        return self.core.history
+
+    @property
+    def rollback(self) -> Rollback:
+        """How the weakest span of the route takes rows back."""
+        return self.core.rollback
+
+    @property
+    def is_parked(self) -> bool:
+        return self.core.state is State.PARKED
+
+    @property
     def flights(self) -> int:
         """How often rows went through the route and logits came back."""
         return self.core.flights
@@ -107,6 +131,16 @@ class RouteSession:
 
     def request_full_row(self, seq: int, row: int) -> None:
         self._apply(self.core.request_full_row(seq, row, self._loop.time()))
+
+    def park(self) -> None:
+        """The answer is complete and read: the spans keep the session until they need the room. What happens to it
+        from here on is nobody's error; `is_parked` tells whether it is still there."""
+        self._listener = None
+        self._apply(self.core.park())
+
+    def resume(self, temperature: float, top_k: int, deadline_ms: int) -> None:
+        """The next turn of a parked session begins."""
+        self._apply(self.core.resume(temperature, top_k, deadline_ms))
 
     def cancel(self) -> None:
         """Stop all work on every span at once."""
@@ -129,12 +163,12 @@ class RouteSession:
         try:
             message = decode(frame)
         except RemoteProtocolError as error:
-            self._apply(self.core.on_lost(hop, error))
+            self._apply(self.core.on_lost(hop, error, self._loop.time()))
             return
         self._apply(self.core.on_message(hop, message, self._loop.time()))
 
     def _on_end(self, hop: int, error: MeshswarmError | None) -> None:
-        self._apply(self.core.on_lost(hop, error))
+        self._apply(self.core.on_lost(hop, error, self._loop.time()))
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -152,6 +186,8 @@ class RouteSession:
                 case FullLogits(seq, row, logits):
                     if self._listener is not None:
                         self._listener.on_full_row(seq, row, logits)
+                case InLine():
+                    self._on_in_line(action)
                 case Ready(opened):
                     if not self._ready.done():  # whoever waited may have given up in this very turn of the loop
                         self._ready.set_result(opened)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.dht.node import Dht
@@ -23,14 +23,17 @@ from meshswarm.errors import (
     RemoteError,
     RemoteProtocolError,
 )
-from meshswarm.head.route_session import RouteSession
-from meshswarm.head.session import HeadSession, Hop, Terms
+from meshswarm.head.chunking import Pace
+from meshswarm.head.route_session import OnInLine, RouteSession
+from meshswarm.head.session import HeadSession
+from meshswarm.head.session_actions import Hop, Origin, Terms
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.planner import Route, plan_routes
 from meshswarm.span import Span
-from meshswarm.stage.messages import SESSION_ID_BYTES, Opened
+from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.messages import SESSION_ID_BYTES, Dtype
 from meshswarm.stage.profile import Profile
 
 ROUTE_ATTEMPTS = 8
@@ -39,7 +42,8 @@ SESSION_DEADLINE_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a request wants of a route. `max_tokens` None: as many as the route's context has room for."""
+    """What a request wants of a route. `max_tokens` None: as many as the route's context has room for. `max_wait_s`:
+    how long it may stand in line where no route has room, 0 is not at all."""
 
     card: ModelCard
     n_prompt: int
@@ -47,6 +51,8 @@ class Needs:
     profile: Profile
     temperature: float
     top_k: int
+    dtype: Dtype = Dtype.F32
+    max_wait_s: float = 0.0
 
 
 class Routes:
@@ -76,9 +82,13 @@ class Routes:
         own = [record for record in self._own_records() if record.model_id == card.model_id]
         return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
 
-    async def open(self, needs: Needs, records: Sequence[CoverageRecord]) -> tuple[RouteSession, tuple[Opened, ...]]:
-        """The cheapest route that opens. Raises what the last attempt failed with, or NoRouteError."""
+    async def open(
+        self, needs: Needs, records: Sequence[CoverageRecord], on_in_line: OnInLine = lambda where: None
+    ) -> RouteSession:
+        """The cheapest route that opens. Where peers that are full stand in the way of every route, it waits at the
+        cheapest of them, and `on_in_line` hears where. Raises what the last attempt failed with, or NoRouteError."""
         avoid: frozenset[PeerId] = frozenset()  # what this request learned
+        full: frozenset[PeerId] = frozenset()  # of those, the ones that only lack room
         resting = self._dht.unreachable() - {self._endpoint.peer_id}  # what was learned before: gone round at first
         failure: MeshswarmError | None = None
         is_fresh = False
@@ -91,18 +101,38 @@ class Routes:
                 elif resting:  # a peer that was gone a moment ago may be back: better one more try than a no
                     resting = frozenset()
                 else:
-                    raise failure or error from None
+                    failure = failure or error
+                    break
                 continue
             session = self._session(needs, route, records)
             try:
-                return session, await session.open()
+                await session.open()
+                return session
             except RemoteError as error:
                 if error.peer is None:
                     raise
                 failure = error
-                avoid |= self.note(error)
+                learned = self.note(error)
+                avoid |= learned
+                full |= learned if isinstance(error, RefusedError) and error.retry_after_s else frozenset()
         assert failure is not None
-        raise failure
+        if not full or not needs.max_wait_s:
+            raise failure from None
+        route = self._plan(needs, records, avoid - full)
+        session = self._session(needs, route, records, max_wait_s=needs.max_wait_s)
+        await session.open(on_in_line)
+        return session
+
+    async def copy(self, source: RouteSession, n_positions: int, needs: Needs) -> RouteSession:
+        """A new session over the same spans that begins with the first `n_positions` of `source`, which is parked.
+        Raises RemoteError where the spans have no room beside it, or cannot copy."""
+        terms = replace(
+            source.core.terms, temperature=needs.temperature, top_k=needs.top_k, deadline_ms=SESSION_DEADLINE_S * 1000
+        )
+        origin = Origin(source.core.session, source.history.beginning(n_positions))
+        session = self._run(source.core.hops, replace(terms, max_wait_ms=0), source.core.route, origin)
+        await session.open()
+        return session
 
     def note(self, error: RemoteError) -> frozenset[PeerId]:
         """Remember for later requests too who is gone, who breaks the rules and who is busy. Returns whom to go round,
@@ -143,20 +173,34 @@ class Routes:
             queue_s={peer: until - now for peer, until in self._busy_until.items()},
         )[0]
 
-    def _session(self, needs: Needs, route: Route, records: Sequence[CoverageRecord]) -> RouteSession:
-        used = {hop.peer for hop in route.hops}
-        smallest = min(record.n_ctx for record in records if record.peer in used)
+    def _session(
+        self, needs: Needs, route: Route, records: Sequence[CoverageRecord], *, max_wait_s: float = 0.0
+    ) -> RouteSession:
+        used = {hop.peer: record for hop in route.hops for record in records if record.peer == hop.peer}
+        card = needs.card
+        family = FAMILIES.get(card.architecture)
         terms = Terms(
-            model_id=needs.card.model_id,
-            n_layers=needs.card.n_layers,
-            n_embd=needs.card.n_embd,
-            n_ctx=smallest if needs.max_tokens is None else min(smallest, needs.n_prompt + needs.max_tokens),
+            model_id=card.model_id,
+            n_layers=card.n_layers,
+            row_width=card.n_embd if family is None else family.row_width(card.n_embd),
+            n_ctx=min(record.n_ctx for record in used.values()),  # all there is: another turn may need it
             profile=needs.profile,
             temperature=needs.temperature,
             top_k=needs.top_k,
             deadline_ms=SESSION_DEADLINE_S * 1000,
+            dtype=needs.dtype,
+            max_wait_ms=int(max_wait_s * 1000),
         )
         hops = tuple(Hop(hop.peer, hop.addresses, Span(hop.span.start, hop.stop)) for hop in route.hops)
+        return self._run(hops, terms, [_pace(used[hop.peer], len(hop.span)) for hop in hops], None)
+
+    def _run(self, hops: tuple[Hop, ...], terms: Terms, paces: Sequence[Pace], origin: Origin | None) -> RouteSession:
         addresses = tuple(address for address in self._endpoint.addresses if address.is_dialable)
-        core = HeadSession(os.urandom(SESSION_ID_BYTES), self._endpoint.peer_id, addresses, hops, terms)
+        session = os.urandom(SESSION_ID_BYTES)
+        core = HeadSession(session, self._endpoint.peer_id, addresses, hops, terms, route=paces, origin=origin)
         return RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
+
+
+def _pace(record: CoverageRecord, n_layers: int) -> Pace:
+    """How fast the peer says it is. A step reads all weights once, which is about what a lone row costs."""
+    return Pace(record.prefill_us_per_row_layer * n_layers / 1e6, record.us_per_layer * n_layers / 1e6)

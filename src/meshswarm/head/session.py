@@ -7,144 +7,96 @@ the first step, credit beside the results, receipts after the last one.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
+from meshswarm.head.chunking import Pace, max_chunk_rows
+from meshswarm.head.history import History
+from meshswarm.head.outbox import Outbox
+from meshswarm.head.session_actions import (
+    Action,
+    Broken,
+    Done,
+    FullLogits,
+    Hop,
+    InLine,
+    Origin,
+    Ready,
+    Receipt,
+    Rows,
+    Terms,
+    ToSpan,
+)
 from meshswarm.identity import PeerId
-from meshswarm.span import Span
+from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import (
-    MAX_DRAFT,
-    MAX_ROWS_PER_STEP,
     Cancel,
     Close,
     Counters,
     Credit,
-    Dtype,
     Failed,
-    Flag,
+    Fork,
     FullRow,
     FullRowRequest,
     Message,
     Open,
     Opened,
+    Park,
     ReceiptOffer,
     RefusalReason,
     Refused,
     Result,
+    Resume,
     Returns,
-    Row,
     RowHash,
     Step,
+    Waiting,
 )
-from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
-from meshswarm.stage.session import Work, rows_bytes
+from meshswarm.stage.rows_codec import row_bytes
+from meshswarm.stage.session import rows_bytes
 
 OPEN_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0  # no result and no credit for so long while rows are under way: somebody is stuck, not dead
 CLOSE_TIMEOUT_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One span of the route: who computes which layers."""
-
-    peer: PeerId
-    addresses: tuple[Address, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the head asks every span of the route alike."""
-
-    model_id: bytes
-    n_layers: int
-    n_embd: int
-    n_ctx: int
-    profile: Profile
-    temperature: float
-    top_k: int
-    deadline_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ToSpan:
-    """Send this message to span number `hop` of the route."""
-
-    hop: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Every span has opened: rows may flow."""
-
-    opened: tuple[Opened, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The last span returned top-k logits: of the last row sent, and of the ones before it that led to a draft."""
-
-    seq: int
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FullLogits:
-    """A full row that was asked for: float32 [n_vocab] as bytes."""
-
-    seq: int
-    row: int
-    logits: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """Span `hop` handed in its signed receipt, to be answered with what the head itself counted (`counters`)."""
-
-    hop: int
-    receipt: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The session cannot go on. `error` names the peer."""
-
-    error: MeshswarmError
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Nothing more will come from this session."""
-
-
-Action = ToSpan | Ready | Rows | FullLogits | Receipt | Broken | Done
-
-
 class State(Enum):
     OPENING = auto()
     READY = auto()
+    PARKED = auto()
     CLOSING = auto()
     ENDED = auto()
 
 
 @dataclass(slots=True)
 class _HopState:
+    is_asked: bool = False
     opened: Opened | None = None
     credited: int = 0
     receipt_in: bool = False
+    parked: Counters | None = None  # its work when it was parked, where it will not tell of more
 
 
 class HeadSession:
-    """One session over `hops`, which must cover `[0, n_layers)` without gap or overlap."""
+    """One session over `hops`, which must cover `[0, n_layers)` without gap or overlap.
+
+    `route`: how fast each span works on a prompt, empty when nobody knows. `origin`: begin as a copy of that session.
+    """
 
     def __init__(
-        self, session: bytes, head: PeerId, head_addresses: tuple[Address, ...], hops: tuple[Hop, ...], terms: Terms
+        self,
+        session: bytes,
+        head: PeerId,
+        head_addresses: tuple[Address, ...],
+        hops: tuple[Hop, ...],
+        terms: Terms,
+        *,
+        route: Sequence[Pace] = (),
+        origin: Origin | None = None,
     ) -> None:
         reached = 0
         for hop in hops:
@@ -156,26 +108,38 @@ class HeadSession:
         self.session = session
         self.hops = hops
         self.terms = terms
+        self.route = route
         self.state = State.OPENING
-        self.length = 0  # positions sent so far
         self.flights = 0  # results that came back
         self._head = head
         self._head_addresses = head_addresses
+        self._origin = origin
         self._states = [_HopState() for _ in hops]
-        self._queue: deque[Step] = deque()  # rows that wait for credit
-        self._next_seq = 0
-        self._sent = Work()
+        self._to_ask: deque[int] = deque()
+        self._wait_until = 0.0
+        history = History() if origin is None else origin.history
+        self._outbox = Outbox(session, terms.n_ctx, terms.profile, route, history)
         self._result_bytes = 0
         self._awaiting: Step | None = None  # the step whose result is due
         self._last_result: Result | None = None
         self._deadline: float | None = None
-        self.step_hash = RowHash(session, "step")
-        self.result_hash = RowHash(session, "result")
+        self._result_hash = RowHash(session, "result")
 
     @property
-    def chunk_rows(self) -> int:
-        """Prefill goes in steps of at most so many rows."""
-        return EXACT_MAX_ROWS if self.terms.profile is Profile.EXACT else MAX_ROWS_PER_STEP
+    def length(self) -> int:
+        """Positions sent so far."""
+        return self._outbox.length
+
+    @property
+    def history(self) -> History:
+        """What the session holds."""
+        return self._outbox.history
+
+    @property
+    def rollback(self) -> Rollback:
+        """How the weakest span of the route takes rows back."""
+        rollbacks = [state.opened.rollback for state in self._states if state.opened is not None]
+        return Rollback.STATE if Rollback.STATE in rollbacks else Rollback.KV
 
     @property
     def deadline(self) -> float | None:
@@ -189,48 +153,66 @@ class HeadSession:
 
     def counters(self, hop: int) -> Counters:
         """What the head itself counted as span `hop`'s work, by the same rule as the span, so that receipts agree."""
-        hidden_bytes = self._sent.rows * self.terms.n_embd * 4
-        is_last = hop == len(self.hops) - 1
-        return self._sent.counters(
-            bytes_in=self._sent.rows * 4 if hop == 0 else hidden_bytes,
+        parked = self._states[hop].parked
+        if parked is not None:
+            return parked
+        work, is_last = self._outbox.sent, hop == len(self.hops) - 1
+        with_tokens = any(state.opened is not None and state.opened.needs_tokens for state in self._states)
+        hidden_bytes = work.rows * (row_bytes(self.terms.dtype, self.terms.row_width) + (4 if with_tokens else 0))
+        return work.counters(
+            bytes_in=work.rows * 4 if hop == 0 else hidden_bytes,
             bytes_out=self._result_bytes if is_last else hidden_bytes,
         )
 
     # -- opening
 
     def start(self, now: float) -> list[Action]:
-        """OPEN to every span at once."""
+        """OPEN to every span at once. A session that may stand in line asks one after another, everywhere in the order
+        of the peers' keys: two heads that hold what the other one waits for would wait for ever."""
         if self.state is not State.OPENING:
             return []
-        self._deadline = now + OPEN_TIMEOUT_S
-        last = len(self.hops) - 1
-        actions: list[Action] = []
-        for index, hop in enumerate(self.hops):
-            following = None if index == last else self.hops[index + 1]
-            actions.append(
-                ToSpan(
-                    index,
-                    Open(
-                        session=self.session,
-                        head=self._head,
-                        head_addresses=self._head_addresses,
-                        model_id=self.terms.model_id,
-                        span=hop.span,
-                        n_layers=self.terms.n_layers,
-                        previous=None if index == 0 else self.hops[index - 1].peer,
-                        next=None if following is None else following.peer,
-                        next_addresses=() if following is None else following.addresses,
-                        returns=Returns.LOGITS if following is None else Returns.NEXT,
-                        dtype=Dtype.F32,
-                        n_ctx=self.terms.n_ctx,
-                        profile=self.terms.profile,
-                        temperature=self.terms.temperature,
-                        top_k=self.terms.top_k,
-                        deadline_ms=self.terms.deadline_ms,
-                    ),
-                )
-            )
-        return actions
+        if not self.terms.max_wait_ms:
+            self._deadline = now + OPEN_TIMEOUT_S
+            return [self._ask(hop, 0) for hop in range(len(self.hops))]
+        self._wait_until = now + self.terms.max_wait_ms / 1000
+        self._to_ask.extend(sorted(range(len(self.hops)), key=lambda hop: self.hops[hop].peer.key))
+        return self._ask_next(now)
+
+    def _ask_next(self, now: float) -> list[Action]:
+        if not self._to_ask:
+            return []
+        left_s = max(0.0, self._wait_until - now)
+        self._deadline = now + left_s + OPEN_TIMEOUT_S
+        return [self._ask(self._to_ask.popleft(), int(left_s * 1000))]
+
+    def _ask(self, index: int, max_wait_ms: int) -> ToSpan:
+        self._states[index].is_asked = True
+        is_last = index == len(self.hops) - 1
+        following = None if is_last else self.hops[index + 1]
+        origin = self._origin
+        return ToSpan(
+            index,
+            Open(
+                session=self.session,
+                head=self._head,
+                head_addresses=self._head_addresses,
+                model_id=self.terms.model_id,
+                span=self.hops[index].span,
+                n_layers=self.terms.n_layers,
+                previous=None if index == 0 else self.hops[index - 1].peer,
+                next=None if following is None else following.peer,
+                next_addresses=() if following is None else following.addresses,
+                returns=Returns.LOGITS if following is None else Returns.NEXT,
+                dtype=self.terms.dtype,
+                n_ctx=self.terms.n_ctx,
+                profile=self.terms.profile,
+                temperature=self.terms.temperature,
+                top_k=self.terms.top_k,
+                deadline_ms=self.terms.deadline_ms,
+                max_wait_ms=max_wait_ms,
+                fork=None if origin is None else Fork(origin.session, len(origin.history.tokens)),
+            ),
+        )
 
     # -- rows
 
@@ -241,55 +223,22 @@ class HeadSession:
         The last `n_draft` tokens are guesses, sent in one step with what leads to them: the logits of the row before
         them and of their own come back, and the next push may truncate into them.
         """
-        if not 0 <= n_draft <= MAX_DRAFT or (n_draft and not n_draft < len(tokens) <= self.chunk_rows):
-            raise ValueError(f"a draft of {n_draft} among {len(tokens)} tokens does not fit one step")
         if self.state is not State.READY or self._awaiting is not None:
             raise ValueError("rows can only be sent while the session is ready and no result is due")
-        if truncate_to is not None:
-            if not 0 <= truncate_to <= self.length:
-                raise ValueError(f"cannot truncate to position {truncate_to}: the session stands at {self.length}")
-            self.length = truncate_to
-        if not tokens or self.length + len(tokens) > self.terms.n_ctx:
-            raise ValueError(f"{len(tokens)} tokens do not fit the {self.terms.n_ctx} positions of the session")
-        for start in range(0, len(tokens), self.chunk_rows):
-            chunk = tokens[start : start + self.chunk_rows]
-            final = start + len(chunk) == len(tokens)
-            packed = struct.pack(f"<{len(chunk)}i", *chunk)
-            step = Step(
-                seq=self._next_seq,
-                pos0=self.length,
-                n_rows=len(chunk),
-                truncate_to=truncate_to if start == 0 else None,
-                flags=(Flag.EMIT if final else 0) | (Flag.DRAFT if n_draft else 0),
-                tokens=packed,
-                dtype=Dtype.F32,
-                hidden=None,
-                running_hash=self.step_hash.step(self._next_seq, self.length, len(chunk), packed, None),
-                n_outputs=1 + n_draft,
-            )
-            self._queue.append(step)
-            if final:
-                self._awaiting = step
-            self._next_seq += 1
-            self.length += len(chunk)
+        self._awaiting = self._outbox.push(tokens, truncate_to, n_draft)
         self._deadline = now + STALL_TIMEOUT_S
         return self._send_allowed()
 
     def _send_allowed(self) -> list[Action]:
         """As many waiting steps as the smallest window on the route has room for."""
-        actions: list[Action] = []
-        while self._queue:
-            step = self._queue[0]
-            room = min(
-                state.opened.window - (self._sent.rows - state.credited)
-                for state in self._states
-                if state.opened is not None
-            )
-            if step.n_rows > room:
-                break
-            actions.append(ToSpan(0, self._queue.popleft()))
-            self._sent.add(step)
-        return actions
+        if not self._outbox:
+            return []
+        windows = (
+            state.opened.window - (self._outbox.sent.rows - state.credited)
+            for state in self._states
+            if state.opened is not None
+        )
+        return [ToSpan(0, step) for step in self._outbox.allowed(min(windows))]
 
     def request_full_row(self, seq: int, row: int, now: float) -> list[Action]:
         """Ask the last span for all logits of the `row`-th row it returned for step `seq`, kept until the next step."""
@@ -304,14 +253,16 @@ class HeadSession:
             return []
         match message:
             case Opened():
-                return self._on_opened(hop, message)
+                return self._on_opened(hop, message, now)
+            case Waiting():
+                return self._on_waiting(hop, message)
             case Refused():
                 return self._break(self._refusal(hop, message))
             case Result():
                 return self._on_result(hop, message, now)
             case Credit():
                 state = self._states[hop]
-                if not state.credited <= message.rows <= self._sent.rows:
+                if not state.credited <= message.rows <= self._outbox.sent.rows:
                     return self._break(self._protocol_error(hop, "credited rows that were never sent"))
                 state.credited = message.rows
                 if self._awaiting is not None:
@@ -323,6 +274,8 @@ class HeadSession:
                 if hop != len(self.hops) - 1 or not is_of_result:
                     return self._break(self._protocol_error(hop, "sent a full row nobody asked for"))
                 return [FullLogits(message.seq, message.row, message.logits)]
+            case Failed() if self.state in (State.PARKED, State.CLOSING):
+                return self._on_gone(hop, None, now)
             case Failed():
                 blamed = self._blamed(hop, message.blamed)
                 return self._break(
@@ -332,7 +285,7 @@ class HeadSession:
                     )
                 )
             case ReceiptOffer():
-                return self._on_receipt(hop, message)
+                return self._on_receipt(hop, message, now)
             case _:
                 return self._break(self._protocol_error(hop, f"sent a {type(message).__name__}, which heads never get"))
 
@@ -341,18 +294,25 @@ class HeadSession:
         neighbours = (self.hops[at].peer for at in (hop - 1, hop + 1) if 0 <= at < len(self.hops))
         return named if named is not None and named in neighbours else self.hops[hop].peer
 
-    def _on_opened(self, hop: int, opened: Opened) -> list[Action]:
-        if self.state is not State.OPENING or self._states[hop].opened is not None:
+    def _on_opened(self, hop: int, opened: Opened, now: float) -> list[Action]:
+        state = self._states[hop]
+        if self.state is not State.OPENING or state.opened is not None or not state.is_asked:
             return self._break(self._protocol_error(hop, "opened the session twice"))
-        if opened.window * 3 // 4 < self.chunk_rows:  # a span owes credit for up to a quarter of its window
+        if opened.window * 3 // 4 < max_chunk_rows(self.terms.profile):  # up to a quarter of it may be owed in credit
             return self._break(self._protocol_error(hop, f"granted a window of only {opened.window} rows"))
-        self._states[hop].opened = opened
+        state.opened = opened
         everyone = tuple(state.opened for state in self._states if state.opened is not None)
         if len(everyone) < len(self.hops):
-            return []
+            return self._ask_next(now)
         self.state = State.READY
         self._deadline = None
         return [Ready(everyone)]
+
+    def _on_waiting(self, hop: int, waiting: Waiting) -> list[Action]:
+        is_due = self.state is State.OPENING and self._states[hop].opened is None and self.terms.max_wait_ms > 0
+        if not is_due:
+            return self._break(self._protocol_error(hop, "let the session wait, which it was not asked to"))
+        return [InLine(hop, waiting.place, waiting.estimate_ms / 1000)]
 
     def _on_result(self, hop: int, result: Result, now: float) -> list[Action]:
         if hop != len(self.hops) - 1:
@@ -360,15 +320,37 @@ class HeadSession:
         due = self._awaiting
         if due is None or result.seq != due.seq or len(result.rows) != due.n_outputs:
             return self._break(self._protocol_error(hop, f"returned logits for step {result.seq}, which is not due"))
-        digest = self.result_hash.result(result.seq, result.rows)
+        digest = self._result_hash.result(result.seq, result.rows)
         if result.running_hash is not None and result.running_hash != digest:
             return self._break(self._protocol_error(hop, "returned other logits than it hashed"))
         self._result_bytes += rows_bytes(result.rows)
         self._awaiting = None
         self._last_result = result
+        for state in self._states:
+            state.parked = None
         self.flights += 1
         self._deadline = None
         return [Rows(result.seq, result.rows)]
+
+    # -- between two turns
+
+    def park(self) -> list[Action]:
+        """The answer is complete: every span keeps the session until it needs the room, or until the next turn."""
+        if self.state is not State.READY or self._awaiting is not None:
+            raise ValueError("only a session that is ready and waits for nothing can be parked")
+        self.state = State.PARKED
+        self._deadline = None
+        return [ToSpan(index, Park()) for index in range(len(self.hops))]
+
+    def resume(self, temperature: float, top_k: int, deadline_ms: int) -> list[Action]:
+        """The next turn begins, with its own terms. Rows may follow at once."""
+        if self.state is not State.PARKED:
+            raise ValueError("only a parked session can be resumed")
+        for hop, state in enumerate(self._states):
+            state.parked = self.counters(hop)
+        self.state = State.READY
+        self._outbox.turn += 1
+        return [ToSpan(index, Resume(temperature, top_k, deadline_ms)) for index in range(len(self.hops))]
 
     # -- the end
 
@@ -376,7 +358,7 @@ class HeadSession:
         """CLOSE to every span; their receipts come back as `Receipt`."""
         if self.state in (State.CLOSING, State.ENDED):
             return []
-        if self.state is State.OPENING or self._awaiting is not None or self._queue:
+        if self.state is State.OPENING or self._awaiting is not None:
             return self.cancel()
         self.state = State.CLOSING
         self._deadline = now + CLOSE_TIMEOUT_S
@@ -388,42 +370,60 @@ class HeadSession:
             return []
         self.state = State.ENDED
         self._deadline = None
-        self._queue.clear()
-        return [*(ToSpan(index, Cancel()) for index in range(len(self.hops))), Done()]
+        self._outbox.clear()
+        asked = [index for index, state in enumerate(self._states) if state.is_asked]
+        return [*(ToSpan(index, Cancel()) for index in asked), Done()]
 
-    def _on_receipt(self, hop: int, offer: ReceiptOffer) -> list[Action]:
-        state = self._states[hop]
-        if self.state is not State.CLOSING or state.receipt_in:
+    def _on_receipt(self, hop: int, offer: ReceiptOffer, now: float) -> list[Action]:
+        if self.state is State.PARKED or self._is_turn_unheard:
+            return self._on_gone(hop, offer, now)
+        if self.state is not State.CLOSING or self._states[hop].receipt_in:
             return self._break(self._protocol_error(hop, "sent a receipt that was not due"))
-        state.receipt_in = True
-        actions: list[Action] = [Receipt(hop, offer.receipt)]
-        if all(each.receipt_in for each in self._states):
+        return self._on_gone(hop, offer, now)
+
+    @property
+    def _is_turn_unheard(self) -> bool:
+        """A parked session was resumed, and nothing shows yet that every span still has it."""
+        return self.state is State.READY and self._outbox.turn > 0 and self._states[0].parked is not None
+
+    def _on_gone(self, hop: int, offer: ReceiptOffer | None, now: float) -> list[Action]:
+        """A span ended its part, with a receipt or (`offer` None) without. When it did so unasked, because it needed
+        the room of a parked session or was lost, the others are closed too, for their receipts."""
+        actions: list[Action] = [] if offer is None else [Receipt(hop, offer.receipt)]
+        if self.state is not State.CLOSING:
+            is_broken = self.state is State.READY
+            self.state = State.CLOSING
+            self._deadline = now + CLOSE_TIMEOUT_S
+            self._awaiting = None
+            self._outbox.clear()
+            actions += [ToSpan(other, Close()) for other in range(len(self.hops)) if other != hop]
+            if is_broken:
+                for heard in self._states[:hop]:  # the others' work ends before the turn that was resumed in vain
+                    heard.parked = None
+                peer = self.hops[hop].peer
+                actions.append(
+                    Broken(RemoteError(f"peer {peer.short} needed the room of a parked session", peer=str(peer)))
+                )
+        self._states[hop].receipt_in = True
+        if all(state.receipt_in for state in self._states):
             self.state = State.ENDED
             self._deadline = None
             actions.append(Done())
         return actions
 
-    def on_lost(self, hop: int, error: MeshswarmError | None) -> list[Action]:
+    def on_lost(self, hop: int, error: MeshswarmError | None, now: float) -> list[Action]:
         """The stream to span `hop` ended. `error` says why when it did not end in good order."""
         if self.state is State.ENDED:
             return []
+        if self.state in (State.PARKED, State.CLOSING):
+            return self._on_gone(hop, None, now)
         peer = self.hops[hop].peer
-        if self.state is State.CLOSING:
-            return self._give_up_receipt(hop)
         why = str(error) if error is not None else "it closed the session"
         return self._break(
             PeerUnreachableError(
                 f"peer {peer.short}, which computes layers {self.hops[hop].span}, was lost: {why}", peer=str(peer)
             )
         )
-
-    def _give_up_receipt(self, hop: int) -> list[Action]:
-        self._states[hop].receipt_in = True
-        if not all(state.receipt_in for state in self._states):
-            return []
-        self.state = State.ENDED
-        self._deadline = None
-        return [Done()]
 
     def tick(self, now: float) -> list[Action]:
         """Time passed. A deadline that is over breaks the session and names whom it waited for."""
@@ -434,11 +434,16 @@ class HeadSession:
             self._deadline = None
             return [Done()]
         if self.state is State.OPENING:
-            silent = next(hop for hop, state in zip(self.hops, self._states, strict=True) if state.opened is None)
+            silent = next(
+                hop
+                for hop, state in zip(self.hops, self._states, strict=True)
+                if state.is_asked and state.opened is None
+            )
+            waited_s = OPEN_TIMEOUT_S + self.terms.max_wait_ms / 1000
             return self._break(
                 PeerUnreachableError(
                     f"peer {silent.peer.short} did not open the session for layers {silent.span} within "
-                    f"{OPEN_TIMEOUT_S:.0f} s",
+                    f"{waited_s:.0f} s",
                     peer=str(silent.peer),
                 )
             )

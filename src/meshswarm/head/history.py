@@ -1,0 +1,64 @@
+"""What a session holds: its tokens, and where they were cut into steps.
+
+The rule this file keeps: a later prompt takes over only what an own computation would have given in the same bits. The
+rows of a step are computed together and their bits may depend on that, so what is taken over ends where a step ended,
+at the very end, or inside the last draft, whose rows a next step would take back anyway.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from meshswarm.stage.families.family import Rollback
+
+
+@dataclass(slots=True)
+class History:
+    """`tokens[p]` stands at position p. `ends`: positions after the last row of a step, rising."""
+
+    tokens: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    n_open: int = 0
+    """How many of the last tokens are a draft that no later step has settled."""
+
+    def add(self, tokens: list[int], n_draft: int = 0) -> None:
+        """A step was sent."""
+        self.tokens += tokens
+        self.ends.append(len(self.tokens))
+        self.n_open = n_draft
+
+    def truncate(self, position: int) -> None:
+        """The positions from there on were taken back; the next step begins there."""
+        del self.tokens[position:]
+        del self.ends[bisect_right(self.ends, position - 1) :]
+        if position:
+            self.ends.append(position)
+        self.n_open = 0
+
+    def reusable(self, prompt: list[int], rollback: Rollback) -> int:
+        """How many positions a session that goes on with `prompt` can keep; at least one token is left to compute,
+        because its logits are wanted."""
+        common = _common(self.tokens, prompt)
+        most = min(common, len(prompt) - 1)
+        if most >= len(self.tokens) - self.n_open:
+            return most
+        if rollback is Rollback.STATE:
+            return 0
+        at = bisect_right(self.ends, most)
+        return self.ends[at - 1] if at else 0
+
+    def beginning(self, n_positions: int) -> History:
+        """The history of a copy of the first `n_positions`."""
+        copy = History(list(self.tokens), list(self.ends))
+        copy.truncate(n_positions)
+        return copy
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -1,0 +1,93 @@
+"""The rows of one session on their way out: cut into steps, numbered, hashed, and held back until there is room.
+
+The rule this file keeps: what is counted as work is what was sent, in the order it was sent, so that the head and every
+span count the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+
+from meshswarm.head.chunking import Pace, chunk_rows, max_chunk_rows
+from meshswarm.head.history import History
+from meshswarm.stage.messages import MAX_DRAFT, Dtype, Flag, RowHash, Step
+from meshswarm.stage.profile import Profile
+from meshswarm.stage.session import Work
+
+
+class Outbox:
+    """`history`: what the session holds already. `route`: how fast each span is, empty when nobody knows."""
+
+    def __init__(self, session: bytes, n_ctx: int, profile: Profile, route: Sequence[Pace], history: History) -> None:
+        self.history = history
+        self.length = len(history.tokens)  # positions sent so far
+        self.turn = 0
+        self.sent = Work()
+        self._n_ctx = n_ctx
+        self._profile = profile
+        self._route = route
+        self._next_seq = 0
+        self._hash = RowHash(session, "step")
+        self._steps: deque[Step] = deque()  # wait for room
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def push(self, tokens: list[int], truncate_to: int | None, n_draft: int) -> Step:
+        """Takes rows up and returns the step whose logits are wanted, the last one. Raises ValueError for rows that
+        cannot be sent; nothing has changed then."""
+        size = len(tokens) if n_draft else chunk_rows(len(tokens), self._route, self._profile)
+        if not 0 <= n_draft <= MAX_DRAFT or (n_draft and not n_draft < size <= max_chunk_rows(self._profile)):
+            raise ValueError(f"a draft of {n_draft} among {len(tokens)} tokens does not fit one step")
+        start = self.length if truncate_to is None else truncate_to
+        if not 0 <= start <= self.length:
+            raise ValueError(f"cannot truncate to position {start}: the session stands at {self.length}")
+        if not tokens or start + len(tokens) > self._n_ctx:
+            raise ValueError(f"{len(tokens)} tokens do not fit the {self._n_ctx} positions of the session")
+        if truncate_to == self.length:
+            truncate_to = None  # there is nothing to take back
+        if truncate_to is not None:
+            self.length = truncate_to
+            self.history.truncate(truncate_to)
+        for at in range(0, len(tokens), size):
+            chunk = tokens[at : at + size]
+            is_last = at + size >= len(tokens)
+            step = self._step(chunk, truncate_to if at == 0 else None, n_draft, is_last)
+            self._steps.append(step)
+            self.history.add(chunk, n_draft)
+        return step
+
+    def _step(self, tokens: list[int], truncate_to: int | None, n_draft: int, is_last: bool) -> Step:
+        packed = struct.pack(f"<{len(tokens)}i", *tokens)
+        step = Step(
+            seq=self._next_seq,
+            pos0=self.length,
+            n_rows=len(tokens),
+            truncate_to=truncate_to,
+            flags=(Flag.EMIT if is_last else 0) | (Flag.DRAFT if n_draft else 0),
+            tokens=packed,
+            dtype=Dtype.F32,
+            hidden=None,
+            running_hash=self._hash.step(self._next_seq, self.length, len(tokens), packed, None),
+            n_outputs=1 + n_draft,
+            turn=self.turn,
+        )
+        self._next_seq += 1
+        self.length += len(tokens)
+        return step
+
+    def allowed(self, room: int) -> list[Step]:
+        """The steps that may leave while there is room for so many more rows."""
+        leaving = []
+        while self._steps and self._steps[0].n_rows <= room:
+            step = self._steps.popleft()
+            room -= step.n_rows
+            self.sent.add(step)
+            leaving.append(step)
+        return leaving
+
+    def clear(self) -> None:
+        """What has not left will not."""
+        self._steps.clear()

@@ -1,0 +1,84 @@
+"""What a session holds, and how much of it a later prompt may take over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshswarm.head.history import History
+from meshswarm.stage.families.family import Rollback
+
+KV, STATE = Rollback.KV, Rollback.STATE
+
+
+def history(*steps: list[int]) -> History:
+    held = History()
+    for tokens in steps:
+        held.add(tokens)
+    return held
+
+
+CHAT = history([1, 2, 3, 4], [5, 6, 7, 8], [9], [10])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kept"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 10),  # goes on
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 77], 9),  # parts where a step ended
+        ([1, 2, 3, 4, 5, 6, 77], 4),  # parts in the middle of a step
+        ([1, 2, 77], 0),
+        ([77], 0),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 4),  # its last token must be computed again
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 9),
+    ],
+)
+def test_what_is_kept_ends_where_a_step_ended(prompt: list[int], kept: int) -> None:
+    assert CHAT.reusable(prompt, KV) == kept
+
+
+def test_a_running_state_is_kept_whole_or_not_at_all() -> None:
+    assert CHAT.reusable([*range(1, 11), 77], STATE) == 10
+    assert CHAT.reusable([*range(1, 10), 77], STATE) == 0
+
+
+@pytest.mark.parametrize("rollback", Rollback)
+def test_guesses_that_nobody_settled_can_be_left_out(rollback: Rollback) -> None:
+    held = history([1, 2, 3, 4])
+    held.add([5, 6, 7], n_draft=2)
+    assert held.reusable([1, 2, 3, 4, 5, 6, 99], rollback) == 6
+    assert held.reusable([1, 2, 3, 4, 5, 99], rollback) == 5
+    assert held.reusable([1, 2, 3, 4, 99], KV) == 4
+
+
+def test_taking_rows_back_makes_the_place_an_end() -> None:
+    held = history([1, 2, 3, 4], [5, 6, 7, 8])
+    held.truncate(6)
+    held.add([9])
+    assert held.tokens == [1, 2, 3, 4, 5, 6, 9]
+    assert held.ends == [4, 6, 7]
+    held.truncate(4)
+    assert held.ends == [4]
+    held.truncate(0)
+    assert (held.tokens, held.ends) == ([], [])
+
+
+def test_a_copy_of_the_beginning_is_its_own() -> None:
+    copy = CHAT.beginning(8)
+    copy.add([77])
+    assert copy.tokens == [1, 2, 3, 4, 5, 6, 7, 8, 77]
+    assert copy.ends == [4, 8, 9]
+    assert CHAT.tokens[8:] == [9, 10]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), max_size=6), st.lists(st.integers(0, 1), min_size=1)
+)
+def test_what_is_kept_is_a_common_beginning_that_leaves_a_token(steps: list[list[int]], prompt: list[int]) -> None:
+    held = history(*steps)
+    for rollback in Rollback:
+        kept = held.reusable(prompt, rollback)
+        assert kept < len(prompt)
+        assert held.tokens[:kept] == prompt[:kept]
+        assert kept in (0, *held.ends)
