@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +18,6 @@ from numpy.typing import NDArray
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
-from meshswarm.stage.batching import Backlog, Shape, Waiting
 from meshswarm.stage.benchmark import LOAD_BUDGET_S, Speed, decode_step_s, measure
 from meshswarm.stage.devices import ON_CPU, Offload
 from meshswarm.stage.engine_compute import SpanComputer
@@ -37,9 +32,9 @@ from meshswarm.stage.engine_jobs import (
     TopK,
     check_job,
 )
+from meshswarm.stage.engine_thread import Answer, CopyOrder, EngineThread, Order, Released, Shared, Submitted, Weighed
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.gate import Gate
 from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
 from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.profile import exact_obstacle
@@ -58,23 +53,6 @@ __all__ = [
 ]
 
 OnDone = Callable[[JobResult | Exception], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    job: Job
-    on_done: OnDone
-    is_own: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Released:
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    share: float
 
 
 class SpanEngine:
@@ -177,12 +155,9 @@ class SpanEngine:
         self._free = set(range(n_slots))
         self._n_slots = n_slots
         self._n_rows_kept: dict[int, int] = {}
-        self._rows_lock = threading.Lock()
         self._own_slots: set[int] = set()
-        self._gate: Gate[Waiting[_Submitted]] = Gate()
-        self._inbox: queue.SimpleQueue[_Submitted | _Released | _Shared | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: EngineThread | None = None
         self._is_stopping = False
 
     def _choose_threads(self, llama: LlamaSpan, counts: Sequence[int]) -> None:
@@ -203,8 +178,7 @@ class SpanEngine:
         self._loop = loop
         self._watch = ThreadWatch(self.n_threads)
         self._computer.watch_threads(self._watch)
-        self._thread = threading.Thread(target=self._serve, name=f"engine {self._shape.span}", daemon=True)
-        self._thread.start()
+        self._thread = EngineThread(self._computer, self._shape, self.speed, self._deliver)
 
     async def stop(self) -> None:
         """End the thread and free the slice. A running computation is cut short; waiting jobs fail with EngineError."""
@@ -215,7 +189,7 @@ class SpanEngine:
             self._computer.close()
             return
         self._cancel()
-        self._inbox.put(None)
+        self._thread.put(None)
         await asyncio.to_thread(self._thread.join)
 
     @property
@@ -225,7 +199,7 @@ class SpanEngine:
 
     def set_share(self, share: float) -> None:
         """Compute for strangers, that is in all slots that are not `own`, in this share of the time: 0 to 1."""
-        self._inbox.put(_Shared(share))
+        self._put(Shared(share))
 
     def own(self, slot: int) -> None:
         """A slot that was acquired is for this peer's own head: its jobs are never held back. Until it is released."""
@@ -236,7 +210,7 @@ class SpanEngine:
         return len(self._free)
 
     def acquire_slot(self) -> int | None:
-        """An empty slot, None when all are taken. The lowest: neighbouring slots are computed in one graph run."""
+        """An empty slot, None when all are taken."""
         if not self._free or self._is_stopping:
             return None
         slot = min(self._free)
@@ -250,7 +224,7 @@ class SpanEngine:
         self._n_rows_kept.pop(slot, None)
         self._own_slots.discard(slot)
         self._free.add(slot)
-        self._inbox.put(_Released(slot))
+        self._put(Released(slot))
 
     def submit(self, job: Job, on_done: OnDone) -> None:
         """Compute `job`; `on_done` is called on the loop, later, with its result or with EngineInputError (the job was
@@ -265,7 +239,26 @@ class SpanEngine:
         except (EngineError, EngineInputError) as error:
             self._loop.call_soon(on_done, error)
             return
-        self._inbox.put(_Submitted(job, on_done, job.slot in self._own_slots))
+        self._put(Submitted(job, on_done, job.slot in self._own_slots))
+
+    def copy_slot(
+        self, source: int, target: int, n_positions: int, on_done: Callable[[Exception | None], None]
+    ) -> None:
+        """Let `target`, acquired and not used yet, hold the first `n_positions` of `source`, which has no jobs waiting.
+
+        `on_done` is called on the loop, later, with None, or with EngineInputError where that cannot be: there are not
+        so many positions, or the family keeps a running state that was not saved there. Jobs may be submitted at once.
+        """
+        self._put(CopyOrder(source, target, n_positions, on_done))
+
+    def set_weight(self, slot: int, weight: float) -> None:
+        """Give a slot another share of the turns than the usual 1, until it is released."""
+        assert weight > 0
+        self._put(Weighed(slot, weight))
+
+    def _put(self, order: Order) -> None:
+        assert self._thread is not None, "the engine was not started"
+        self._thread.put(order)
 
     async def run(self, job: Job) -> JobResult:
         """`submit`, awaited. Raises what the job failed with."""
@@ -289,84 +282,30 @@ class SpanEngine:
         """
         if not 0 <= row < self._n_rows_kept.get(slot, 0):
             raise EngineInputError(f"slot {slot} keeps no logits of an output {row}")
-        with self._rows_lock:  # an answer may arrive a moment before its rows are kept
-            kept: NDArray[np.float32] = self._computer.full_rows[slot][row]
-        return kept
+        assert self._thread is not None
+        return self._thread.full_row(slot, row)
 
-    def _deliver(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
-        for submitted, outcome in answers:
-            slot = submitted.job.slot
-            if slot not in self._free:
-                is_result = isinstance(outcome, JobResult)
-                self._n_rows_kept[slot] = len(submitted.job.outputs) if is_result else 0
+    def _deliver(self, answers: list[Answer]) -> None:
+        """Hand the answers over to the loop; called on the engine's thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._hand_out, answers)
+
+    def _hand_out(self, answers: list[Answer]) -> None:
+        for answer in answers:
             try:
-                submitted.on_done(outcome)
+                self._settle(answer)
             except Exception as error:  # one session's handler must not lose the others' answers
                 assert self._loop is not None
-                self._loop.call_exception_handler({"message": f"a handler of slot {slot} failed", "exception": error})
+                self._loop.call_exception_handler({"message": "a session's handler failed", "exception": error})
 
-    # -- the engine's thread
-
-    def _serve(self) -> None:
-        backlog: Backlog[_Submitted] = Backlog(self._shape.max_rows)
-        try:
-            while self._take_in(backlog):
-                turn = backlog.next_turn()
-                began = time.monotonic()
-                outcomes = self._compute(turn)
-                if not all(submitted.is_own for submitted in turn):
-                    self._gate.worked(time.monotonic() - began, time.monotonic())
-                with self._rows_lock:
-                    self._answer(list(zip(turn, outcomes, strict=True)))
-                    self._computer.keep_rows()
-        finally:
-            self._computer.close()
-            left = [submitted for slot in range(self._n_slots) for submitted in self._drop(backlog, slot)]
-            self._answer([(submitted, EngineError("the engine was stopped")) for submitted in left])
-
-    def _compute(self, turn: list[_Submitted]) -> Sequence[JobResult | Exception]:
-        jobs = [submitted.job for submitted in turn]
-        try:
-            return self._computer.compute(jobs)
-        except Exception as error:  # a fault of ours must not leave sessions waiting for ever
-            for job in jobs:
-                self._computer.clear(job.slot)
-            return [EngineError(f"the engine failed in a way it should not: {error!r}")] * len(jobs)
-
-    def _take_in(self, backlog: Backlog[_Submitted]) -> bool:
-        """Move everything from the inbox to the backlog, waiting until there is work. False when told to stop."""
-        while True:
-            for waiting in self._gate.passed(time.monotonic()):
-                backlog.add(waiting)
-            if backlog and self._inbox.empty():
-                return True
-            try:
-                message = self._inbox.get(timeout=None if backlog else self._gate.wait_s(time.monotonic()))
-            except queue.Empty:
-                continue
-            match message:
-                case _Submitted(job, _, is_own):
-                    shape = Shape(job.n_computed, job.profile, job.hidden is not None, job.stop_layer)
-                    waiting = Waiting(job.slot, shape, len(job.outputs), message)
-                    if is_own:
-                        backlog.add(waiting)
-                    else:
-                        self._gate.arrive(job.slot, waiting)
-                case _Shared(share):
-                    self._gate.set_share(share, time.monotonic())
-                case _Released(slot):
-                    dropped = self._drop(backlog, slot)
-                    self._answer([(submitted, EngineError("the session was ended")) for submitted in dropped])
-                    self._computer.clear(slot)
-                case None:
-                    return False
-
-    def _drop(self, backlog: Backlog[_Submitted], slot: int) -> list[_Submitted]:
-        """Forget what waits of a slot and return it."""
-        return [*backlog.drop(slot), *(waiting.item for waiting in self._gate.drop(slot))]
-
-    def _answer(self, answers: list[tuple[_Submitted, JobResult | Exception]]) -> None:
-        assert self._loop is not None
-        if answers:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._deliver, answers)
+    def _settle(self, answer: Answer) -> None:
+        order, outcome = answer.order, answer.outcome
+        if isinstance(order, CopyOrder):
+            assert not isinstance(outcome, JobResult)
+            order.on_done(outcome)
+            return
+        assert outcome is not None
+        if order.job.slot not in self._free:
+            self._n_rows_kept[order.job.slot] = len(order.job.outputs) if isinstance(outcome, JobResult) else 0
+        order.on_done(outcome)

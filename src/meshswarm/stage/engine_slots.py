@@ -169,6 +169,10 @@ class Slots:
         self._saved.pop(slot, None)
         self.n_held[slot] = 0
 
+    def can_fill(self, slot: int) -> bool:
+        """Whether a row or two can be computed behind the slot's positions and be dropped again."""
+        return self.rollback is Rollback.KV and self.n_held[slot] < self._n_ctx
+
     def remove_fill(self, slot: int) -> None:
         """Forget a row computed behind the slot's positions for the sake of its neighbours."""
         self._drop(slot, self.n_held[slot])
