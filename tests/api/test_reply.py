@@ -15,7 +15,7 @@ from meshswarm.api.completions import CompletionShape
 from meshswarm.api.failure import Failure
 from meshswarm.api.reply import ClientStalledError, Pace, StreamReply, WholeReply
 from meshswarm.errors import NoRouteError
-from meshswarm.head.request import Finished, RouteSummary, Started, TextDelta, Timings, Usage
+from meshswarm.head.request import Finished, Queued, RouteSummary, Started, TextDelta, Timings, Usage
 
 STARTED = Started("r1", "small", 1_760_000_000, 7, RouteSummary((("p", "0:30"),), "cpu"))
 FINISHED = Finished("stop", Usage(7, 2, 0, 1, 2), Timings(7, 0.0, 2, 4.0, 3, 1, 2), "fp_1")
@@ -54,9 +54,17 @@ class Wire:
 
     def __init__(self) -> None:
         self.messages = []
+        self._sent = asyncio.Event()
 
     async def send(self, message) -> None:
         self.messages.append(message)
+        self._sent.set()
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._sent.clear()
+                await self._sent.wait()
 
     @property
     def body(self) -> bytes:
@@ -212,3 +220,37 @@ async def test_a_whole_answer_keeps_its_status_however_late_it_fails(hasty_clien
     generator.before_start = late
     answer = await hasty_client.post("/v1/chat/completions", json={**ASK, "stream": False})
     assert answer.status_code == 503
+
+
+async def test_a_place_in_line_is_the_sign_of_life_until_the_answer_starts():
+    wire = Wire()
+    reply = StreamReply(wire.send, ChatShape(include_usage=False), Pace(commit_s=0.01, ping_s=0.02))
+    await reply.write(Queued(3, 11.2))
+    assert not wire.messages, "an error may still become a status"
+    pulse = asyncio.create_task(reply.keep_alive())
+    await wire.until(lambda: wire.body.count(b"\n\n") >= 2)
+    assert set(wire.body.decode().split("\n\n")) == {": queued, place 3, about 12 s", ""}
+    await reply.write(Queued(2, 8.0))
+    assert wire.body.endswith(b": queued, place 2, about 8 s\n\n"), "a new place is told at once"
+    await reply.write(STARTED)
+    told = len(wire.body)
+    await wire.until(lambda: b": ping" in wire.body[told:])
+    assert b"queued" not in wire.body[told:]
+    pulse.cancel()
+
+
+@pytest.mark.parametrize("reply_type", [StreamReply, WholeReply])
+async def test_who_stood_in_line_in_vain_is_told_where(reply_type):
+    wire = Wire()
+    reply = reply_type(wire.send, ChatShape(include_usage=False), Pace())
+    await reply.write(Queued(2, 7.5))
+    await reply.fail(Failure(503, "everybody is busy", code="refused", retry_after_s=5))
+    assert wire.status == 503
+    assert json.loads(wire.body)["error"]["message"] == "everybody is busy (in line: place 2, about 8 s)"
+
+
+async def test_a_whole_answer_says_nothing_while_it_waits():
+    wire = Wire()
+    reply = WholeReply(wire.send, ChatShape(include_usage=False), Pace())
+    await reply.write(Queued(1, 0.5))
+    assert not wire.messages

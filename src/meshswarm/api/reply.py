@@ -9,8 +9,9 @@ life; from then on comments bridge silences, and an error is an event of the str
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Message, Send
@@ -18,7 +19,7 @@ from starlette.types import Message, Send
 from meshswarm.api.failure import INTERNAL_FAILURE, Failure, encode
 from meshswarm.api.shape import Shape
 from meshswarm.errors import MeshswarmError
-from meshswarm.head.request import Event, Finished, Started, TextDelta
+from meshswarm.head.request import Event, Finished, Queued, Started, TextDelta
 
 _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
@@ -52,11 +53,16 @@ class Reply(ABC):
         self._pace = pace
         self._started: Started | None = None
         self._finished: Finished | None = None
+        self._queued: Queued | None = None  # where the request stands in line, until it has started
         self._ended = False
 
     async def write(self, event: Event) -> None:
         match event:
+            case Queued():
+                self._queued = event
+                await self._wait()
             case Started():
+                self._queued = None
                 self._started = event
                 await self._open(event)
             case TextDelta(text=text):
@@ -72,14 +78,20 @@ class Reply(ABC):
         else:
             await self._close(self._begun(), self._finished)
 
-    @abstractmethod
     async def fail(self, failure: Failure) -> None:
-        """End the response with `failure`, unless it has ended already."""
+        """End the response with `failure`, unless it has ended already. Whoever stood in line is told where."""
+        if self._queued is not None and failure.status == 503:
+            failure = replace(failure, message=f"{failure.message} (in line: {_standing(self._queued)})")
+        await self._fail(failure)
 
     @abstractmethod
     async def keep_alive(self) -> None:
         """Show signs of life until cancelled."""
 
+    @abstractmethod
+    async def _fail(self, failure: Failure) -> None: ...
+    @abstractmethod
+    async def _wait(self) -> None: ...
     @abstractmethod
     async def _open(self, started: Started) -> None: ...
     @abstractmethod
@@ -116,12 +128,15 @@ class WholeReply(Reply):
         super().__init__(send, shape, pace)
         self._text: list[str] = []
 
-    async def fail(self, failure: Failure) -> None:
+    async def _fail(self, failure: Failure) -> None:
         if not self._ended:
             await self._send_json(failure.status, failure.headers(), encode(failure.as_object()))
 
     async def keep_alive(self) -> None:
         """Nothing can be sent before the status is known."""
+
+    async def _wait(self) -> None:
+        pass
 
     async def _open(self, started: Started) -> None:
         pass
@@ -142,7 +157,7 @@ class StreamReply(Reply):
         self._committed = False
         self._sent_at_s = 0.0  # the loop's clock
 
-    async def fail(self, failure: Failure) -> None:
+    async def _fail(self, failure: Failure) -> None:
         async with self._lock:
             if self._ended:
                 return
@@ -156,12 +171,22 @@ class StreamReply(Reply):
         await asyncio.sleep(self._pace.commit_s)
         async with self._lock:
             if not self._committed:
-                await self._send_piece(_PING)
+                await self._send_piece(self._sign_of_life)
         while True:
             await asyncio.sleep(max(0.0, self._sent_at_s + self._pace.ping_s - loop.time()))
             async with self._lock:
                 if loop.time() >= self._sent_at_s + self._pace.ping_s:
-                    await self._send_piece(_PING)
+                    await self._send_piece(self._sign_of_life)
+
+    @property
+    def _sign_of_life(self) -> bytes:
+        return _PING if self._queued is None else f": queued, {_standing(self._queued)}\n\n".encode()
+
+    async def _wait(self) -> None:
+        """A stream that has begun tells at once; before, the first sign of life does."""
+        async with self._lock:
+            if self._committed:
+                await self._send_piece(self._sign_of_life)
 
     async def _open(self, started: Started) -> None:
         await self._send_events(self._shape.opening(started))
@@ -186,6 +211,10 @@ class StreamReply(Reply):
         self._sent_at_s = asyncio.get_running_loop().time()
         self._ended = last
         await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
+
+
+def _standing(queued: Queued) -> str:
+    return f"place {queued.place}, about {math.ceil(queued.estimate_s)} s"
 
 
 def _event(value: dict[str, Any]) -> bytes:
