@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from meshswarm import __version__
+from meshswarm.artifacts.files import read_json
 from meshswarm.artifacts.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Home, default_cache
@@ -21,6 +23,7 @@ from meshswarm.errors import MeshswarmError
 from meshswarm.identity import Identity
 
 LOW_DISK_BYTES = 2 << 30
+ENGINE_NOTE = "meshswarm-engine.json"  # left in the environment by scripts/setup_venv.py
 
 
 class Verdict(Enum):
@@ -49,7 +52,7 @@ class Finding:
 def examine(home: Home) -> list[Finding]:
     """Everything, in the order a person would ask. Never raises: what fails becomes a finding."""
     checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-        _program, _engine, _machine, _folder, _ports, _models,
+        _program, _engine, _devices, _machine, _folder, _ports, _models,
     )  # fmt: skip
     findings: list[Finding] = []
     for check in checks:
@@ -81,12 +84,49 @@ def _engine(_home: Home) -> Iterator[Finding]:
             "not compiled: each layer costs more time, and much more on a busy machine",
             "install a C compiler and reinstall meshswarm",
         )
-    gpu = bool(llama_cpp.llama_supports_gpu_offload())
-    yield Finding("GPU", Verdict.OK, "llama.cpp was built with a GPU back-end" if gpu else "none: computing on the CPU")
+
+
+def _devices(_home: Home) -> Iterator[Finding]:
+    from meshswarm.stage.devices import DeviceKind, gpus, list_devices
+
+    devices = list_devices()
+    chosen = gpus(devices)
+    for device in devices:
+        memory = f"{device.free_bytes / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB free"
+        if device.kind is DeviceKind.CPU:
+            yield Finding("CPU", Verdict.OK, f"{device.description}, {device.total_bytes / 1e9:.1f} GB")
+        elif device in chosen and not device.is_proved:
+            yield Finding(
+                device.name,
+                Verdict.WARNING,
+                f"{device.description}, {memory}; unproved: whole models are computed on it, parts of models are not",
+                "to serve a part of a model, give no GPU options: it is computed on the CPU",
+            )
+        elif device in chosen:
+            yield Finding(device.name, Verdict.OK, f"{device.description}, {memory}")
+        else:
+            yield Finding(device.name, Verdict.OK, f"{device.description}, {memory}; not used")
+    if not chosen:
+        yield _without_gpu()
+
+
+def _without_gpu() -> Finding:
+    """Whether the set-up saw a GPU that this build of llama.cpp cannot use, and why it was built so."""
+    why = (read_json(Path(sys.prefix) / ENGINE_NOTE) or {}).get("why")
+    if not isinstance(why, str) or ("GPU is here" not in why and "failed" not in why):
+        return Finding("GPU", Verdict.OK, "none that this build of llama.cpp could use: computing on the CPU")
+    advice = (
+        "install what is missing, then start with scripts/run, or name a back-end: MESHSWARM_BACKEND=cuda scripts/run"
+    )
+    return Finding("GPU", Verdict.WARNING, f"computing on the CPU: {why}", advice)
 
 
 def _machine(home: Home) -> Iterator[Finding]:
-    yield Finding("processors", Verdict.OK, str(os.cpu_count()))
+    from meshswarm.stage.threads import candidate_counts, usable_cpus
+
+    most = candidate_counts(usable_cpus())[0]
+    threads = "1 thread computes" if most == 1 else f"up to {most} threads compute"
+    yield Finding("processors", Verdict.OK, f"{os.cpu_count()}; {threads}, --threads chooses")
     folder = home.root if home.root.exists() else home.root.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -103,6 +143,9 @@ def _folder(home: Home) -> Iterator[Finding]:
         yield Finding("key", Verdict.OK, f"none yet; the first start makes one in {home.root}")
     running = find_running(home)
     yield Finding("peer", Verdict.OK, "not running" if running is None else f"running, endpoint {running.api}")
+    owner = {} if running is None else running.get("/meshswarm/status").get("owner", {})
+    if owner.get("reason"):
+        yield Finding("strangers' work", Verdict.OK, f"{owner['mode']}: {owner['reason']}")
 
 
 def _ports(home: Home) -> Iterator[Finding]:
