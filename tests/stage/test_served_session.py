@@ -7,26 +7,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.stage.staged import HEAD, Stage, honest_rows, opened_pair, reply, step
+from tests.stage.staged import HEAD, STRANGER, Stage, honest_rows, opened_pair, reply, step
 
 from meshswarm.errors import MeshswarmError
 from meshswarm.ledger.receipt import Outcome
 from meshswarm.net.stream import Stream
 from meshswarm.stage.messages import (
+    SESSION_STREAM,
     Cancel,
     Close,
     Dtype,
     Failed,
     Flag,
+    Fork,
     FullRow,
     FullRowRequest,
     Open,
     Park,
     ReceiptAck,
     ReceiptOffer,
+    RefusalReason,
+    Refused,
     Result,
     Resume,
 )
+from meshswarm.stage.profile import Profile
 from meshswarm.stage.rows_codec import decode_rows, encode_rows
 from meshswarm.stage.wire import encode
 
@@ -176,6 +181,78 @@ async def test_a_parked_session_does_not_hold_a_peer_that_leaves(stage: Stage) -
     session.send(encode(Cancel()))
     async with asyncio.timeout(10):
         await draining
+
+
+async def test_a_copy_goes_on_from_the_middle_and_leaves_the_original_alone(stage: Stage) -> None:
+    opening, session, hop = await parked(stage)
+    copy_opening = replace(stage.opening(), fork=Fork(opening.session, 3))
+    copy = await stage.open(copy_opening)
+    copy_hop = await stage.hop(copy_opening)
+    copy_hop.send(encode(step(0, 3, stage.rows(1, seed=1))))
+    copied = await reply(copy)
+    session.send(encode(NEXT_TURN))
+    hop.send(encode(replace(step(1, 5, stage.rows(1, seed=1)), turn=1)))
+    went_on = await reply(session)
+    session.send(encode(Cancel()))
+    assert isinstance(copied, Result)
+    assert isinstance(went_on, Result)
+    assert copied.rows != went_on.rows
+    _, session, hop = await parked(stage)
+    session.send(encode(NEXT_TURN))
+    hop.send(encode(replace(step(1, 3, stage.rows(1, seed=1)), truncate_to=3, turn=1)))
+    cut = await reply(session)
+    assert isinstance(cut, Result)
+    assert copied.rows == cut.rows, "as if the original had been cut there"
+    running = stage.server.sessions[HEAD.peer_id, copy_opening.session].core
+    assert running.counters.prefill_rows == 0, "what was copied was not computed"
+
+
+@pytest.mark.parametrize("case", ["unknown", "too long", "other profile", "not parked", "nothing", "a stranger's"])
+async def test_a_copy_that_cannot_be_is_refused_and_the_original_unharmed(stage: Stage, case: str) -> None:
+    opening, session, hop = await parked(stage)
+    fork, change, who = Fork(opening.session, 5), {}, HEAD
+    match case:
+        case "unknown":
+            fork = Fork(bytes(16), 5)
+        case "too long":
+            fork = Fork(opening.session, 6)
+        case "nothing":
+            fork = Fork(opening.session, 0)
+        case "other profile":
+            change = {"profile": Profile.EXACT}
+        case "a stranger's":
+            who = STRANGER
+        case _:
+            session.send(encode(NEXT_TURN))
+            await stage.until(lambda: stage.server.n_parked == 0)
+    stream = await stage.stream(who, SESSION_STREAM)
+    stream.send(encode(replace(stage.opening(), head=who.peer_id, fork=fork, **change), who))  # type: ignore[arg-type]
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.UNSUPPORTED
+    assert stage.engine.n_free_slots == 1
+    if case != "not parked":
+        session.send(encode(NEXT_TURN))
+    hop.send(encode(replace(step(1, 5, stage.rows(1)), turn=1)))
+    assert isinstance(await reply(session), Result)
+
+
+async def test_a_copy_takes_nobodys_room(stage: Stage) -> None:
+    opening, _, _ = await parked(stage)
+    await parked(stage)
+    stream = await stage.stream(HEAD, SESSION_STREAM)
+    stream.send(encode(replace(stage.opening(), fork=Fork(opening.session, 5), max_wait_ms=60_000), HEAD))
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.BUSY
+    assert stage.server.n_parked == 2
+
+
+async def test_an_owner_who_wants_the_machine_ends_what_strangers_have_parked(stage: Stage) -> None:
+    _, session, _ = await parked(stage)
+    stage.server.rest("busy")
+    assert isinstance(await reply(session), ReceiptOffer)
+    stage.server.resume()
 
 
 async def test_a_session_beyond_its_own_reservation_ends_although_the_slot_has_room(stage: Stage) -> None:

@@ -407,6 +407,17 @@ async def test_a_peer_that_leaves_sends_the_line_elsewhere(stage: Stage) -> None
     assert refused.reason is RefusalReason.DRAINING
 
 
+async def test_an_owner_who_wants_the_machine_sends_strangers_out_of_the_line(stage: Stage) -> None:
+    await full(stage)
+    stream = await in_line(stage)
+    assert isinstance(await reply(stream), Waiting)
+    stage.server.rest("busy")
+    refused = await reply(stream)
+    assert isinstance(refused, Refused)
+    assert "busy" in refused.message
+    stage.server.resume()
+
+
 async def test_the_line_has_an_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshswarm.stage.waiting_room.MAX_WAITING_PER_HEAD", 1)
     await full(stage)

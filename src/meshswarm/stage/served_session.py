@@ -69,7 +69,7 @@ class Served:
 
 
 class ServedSession:
-    """A session that has its slot. `opened` or `dial_next` first."""
+    """A session that has its slot. `begin` or `begin_as_copy` first."""
 
     def __init__(self, server: SpanServer, served: Served, opening: Open, head: Stream, slot: int) -> None:
         engine = served.engine
@@ -104,7 +104,29 @@ class ServedSession:
 
     # -- opening
 
-    async def dial_next(self) -> None:
+    def begin(self) -> None:
+        """Answer OPENED, as soon as the next span is reached where there is one."""
+        if self.core.opening.next is None:
+            self._opened()
+        else:
+            self._server.tasks.create_task(self._dial_next())
+
+    def begin_as_copy(self, source: ServedSession) -> None:
+        """Begin with the first positions of `source`, a parked session of the same head."""
+        fork = self.core.opening.fork
+        assert fork is not None and source.slot is not None and self._slot is not None
+        self._served.engine.copy_slot(source.slot, self._slot, fork.n_positions, self._on_copied)
+
+    def _on_copied(self, error: Exception | None) -> None:
+        if self._slot is None:
+            return
+        if error is None:
+            self.begin()
+        else:
+            self._head.send(encode(Refused(RefusalReason.UNSUPPORTED, str(error), 0)))
+            self._end()
+
+    async def _dial_next(self) -> None:
         """Connect to the next span before OPENED is sent, so that steps never wait for a handshake."""
         opening = self.core.opening
         assert opening.next is not None
@@ -121,9 +143,9 @@ class ServedSession:
                 self._head.send(encode(Refused(RefusalReason.NEXT_UNREACHABLE, str(error), 0)))
                 self._end()
             return
-        self.opened()
+        self._opened()
 
-    def opened(self) -> None:
+    def _opened(self) -> None:
         served, engine = self._served, self._served.engine
         self._is_open = True
         self._tell_head(Opened(engine.numclass, served.window, served.slice_root, engine.rollback, engine.needs_tokens))

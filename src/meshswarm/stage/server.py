@@ -110,6 +110,13 @@ class SpanServer:
         if not self.resting:
             self._rest = asyncio.get_running_loop().call_later(REST_PATIENCE_S, self._end_strangers)
         self.resting = reason
+        for opening in [each for each in self._waiting.values() if each.head != self.endpoint.peer_id]:
+            opening.refuse(self._resting())
+        for parked in [each for each in self._parked() if each.head != self.endpoint.peer_id]:
+            parked.offer_receipt()
+
+    def _resting(self) -> Refused:
+        return Refused(RefusalReason.BUSY, f"it makes room for its owner: {self.resting}", REST_RETRY_MS)
 
     def resume(self) -> None:
         """Take strangers' sessions again."""
@@ -160,7 +167,7 @@ class SpanServer:
         if self.draining:
             return Refused(RefusalReason.DRAINING, "the peer is about to leave", 0)
         if self.resting and peer != self.endpoint.peer_id:
-            return Refused(RefusalReason.BUSY, f"it makes room for its owner: {self.resting}", REST_RETRY_MS)
+            return self._resting()
         return None
 
     def fork_source(self, opening: Open) -> ServedSession | None:
@@ -347,10 +354,11 @@ class _Opening:
         server.sessions[message.head, message.session] = session
         server.sessions_total += 1
         server.on_load()
-        if message.next is None:
-            session.opened()
+        source = None if message.fork is None else server.fork_source(message)
+        if source is None:
+            session.begin()
         else:
-            server.tasks.create_task(session.dial_next())
+            session.begin_as_copy(source)
 
     def refuse(self, refused: Refused) -> None:
         self._leave()
