@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshswarm.artifacts.gguf import GgufHeader, read_header
-from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.errors import ConfigError
 from meshswarm.head.answer import Answer, Limits
-from meshswarm.head.draft_model import DraftModel, DraftSession, check_vocabulary
+from meshswarm.head.draft_model import MAX_SESSIONS, DraftModel, DraftSession
 from meshswarm.head.drafting import SuffixDrafter
 from meshswarm.head.lookahead import Lookahead
 from meshswarm.head.request import Finished
@@ -28,20 +27,24 @@ from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.stage.engine import Job, JobResult
 from meshswarm.stage.messages import Row
 from meshswarm.stage.profile import Profile
+from meshswarm.stage.slices import Slices
 
 N_CTX = 255
 PROMPT = "The capital of France is Paris. The capital of Italy is"
 
 
 @pytest.fixture(scope="module")
-def info(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
-    return Store(tmp_path_factory.mktemp("store")).import_file(smollm2)
+def store(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    made = Store(tmp_path_factory.mktemp("store"))
+    made.import_file(smollm2)
+    return made
 
 
 @pytest.fixture
-async def model(smollm2: Path, info: ModelInfo) -> AsyncIterator[DraftModel]:
-    header = read_header(smollm2)
-    loaded = await DraftModel.load(smollm2, info, header, n_ctx=N_CTX, n_slots=2, n_threads=1)
+async def model(store: Store, tmp_path: Path) -> AsyncIterator[DraftModel]:
+    (info,) = store.models()
+    slices = Slices(store, tmp_path)
+    loaded = await DraftModel.load(info.id_text, store, slices, n_ctx=N_CTX, n_threads=1)
     try:
         yield loaded
     finally:
@@ -112,7 +115,7 @@ async def test_an_answer_that_ends_gives_its_room_back_also_in_mid_draft(
     model: DraftModel, vocabulary: Vocabulary
 ) -> None:
     text = vocabulary.encode(PROMPT)
-    sessions = [begun(model, text) for _ in range(2)]
+    sessions = [begun(model, text) for _ in range(MAX_SESSIONS)]
     assert model.begin(text) is None, "no room: that answer goes without"
     for session in sessions:
         session.draft(15, lambda tokens, seconds: pytest.fail("a closed session was answered"))
@@ -147,14 +150,14 @@ async def test_an_engine_that_fails_gives_no_draft_and_the_next_one_starts_afres
 
 
 def test_another_vocabulary_is_refused_and_both_models_are_named(
-    info: ModelInfo, smollm2_header: GgufHeader, sentencepiece: Any
+    smollm2_header: GgufHeader, sentencepiece: Any
 ) -> None:
     engine: Any = None
-    draft = DraftModel(info.name, token_list_mark(smollm2_header), engine, 30, N_CTX, lambda: 0.0)
-    check_vocabulary(draft, token_list_mark(smollm2_header), "SmolLM2 itself")
+    draft = DraftModel("SmolLM2", token_list_mark(smollm2_header), engine, 30, N_CTX, lambda: 0.0)
+    draft.check_vocabulary(token_list_mark(smollm2_header), "SmolLM2 itself")
     other = token_list_mark(sentencepiece(("hello", 1)))
-    with pytest.raises(ConfigError, match=rf"{info.name} cannot guess for Tiny Llama.*vocabularies differ"):
-        check_vocabulary(draft, other, "Tiny Llama")
+    with pytest.raises(ConfigError, match=r"SmolLM2 cannot guess for Tiny Llama.*vocabularies differ"):
+        draft.check_vocabulary(other, "Tiny Llama")
 
 
 class SlowRoute:

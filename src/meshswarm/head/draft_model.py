@@ -11,20 +11,22 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from meshswarm.artifacts.gguf import GgufHeader
-from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.sources import Say
+from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine import Job, JobResult, SpanEngine
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.profile import Profile
+from meshswarm.stage.slices import Slices
 
+MAX_SESSIONS = 4
+"""Answers that have drafts of a model at the same time; further ones go without."""
 MAX_ROWS = 128
 """Of one job: what is asked for next waits for no more than that."""
 
@@ -46,17 +48,21 @@ class DraftModel:
 
     @classmethod
     async def load(
-        cls, path: Path, info: ModelInfo, header: GgufHeader, *, n_ctx: int, n_slots: int, n_threads: int
+        cls, ref: str, store: Store, slices: Slices, *, n_ctx: int, n_threads: int, say: Say = lambda sentence: None
     ) -> DraftModel:
-        """Load the model file `path`, whole. Raises ConfigError for a model that cannot take a draft back, and what
-        `SpanEngine.load` raises."""
+        """Load the model `ref`, whole, for texts of up to `n_ctx` tokens. Raises ConfigError for one that cannot take a
+        draft back, and what getting and loading it raise."""
+        info = await asyncio.to_thread(store.obtain, ref, say=say)
+        span = Span(0, info.n_layers)
+        whole = await asyncio.to_thread(slices.file, info.model_id, span)
+        n_ctx = min(n_ctx, info.n_ctx_train)
         engine = await asyncio.to_thread(
             SpanEngine.load,
-            path,
-            Span(0, info.n_layers),
+            whole.path,
+            span,
             info.n_layers,
             n_ctx=n_ctx,
-            n_slots=n_slots,
+            n_slots=MAX_SESSIONS,
             n_threads=n_threads,
             max_rows=MAX_ROWS,
         )
@@ -66,8 +72,10 @@ class DraftModel:
                 f"{info.name} ({info.architecture}) cannot be a draft model: it keeps a state that a rejected guess "
                 "would spoil; choose one that keeps keys and values only"
             )
-        engine.start(asyncio.get_running_loop())
-        return cls(info.name, token_list_mark(header), engine, info.n_layers, n_ctx, asyncio.get_running_loop().time)
+        loop = asyncio.get_running_loop()
+        engine.start(loop)
+        mark = token_list_mark(store.header(info.model_id))
+        return cls(info.name, mark, engine, info.n_layers, n_ctx, loop.time)
 
     def __init__(
         self,
@@ -86,6 +94,14 @@ class DraftModel:
         self._n_ctx = n_ctx
         self._clock = clock
 
+    def check_vocabulary(self, token_list: bytes, name: str) -> None:
+        """Raises ConfigError unless the model `name`, whose vocabulary has the mark `token_list`, has this one's."""
+        if self.token_list != token_list:
+            raise ConfigError(
+                f"{self.name} cannot guess for {name}: their vocabularies differ, so a token of one means something "
+                "else to the other; choose a draft model of the same family"
+            )
+
     def begin(self, prompt: Sequence[int]) -> DraftSession | None:
         """The drafts of one answer; None while as many answers as there is room for have theirs."""
         slot = self._engine.acquire_slot()
@@ -96,15 +112,6 @@ class DraftModel:
     async def stop(self) -> None:
         """End its thread. Drafts under way come back empty."""
         await self._engine.stop()
-
-
-def check_vocabulary(draft: DraftModel, token_list: bytes, name: str) -> None:
-    """Raises ConfigError unless the model `name`, whose vocabulary has the mark `token_list`, has the draft's."""
-    if draft.token_list != token_list:
-        raise ConfigError(
-            f"{draft.name} cannot guess for {name}: their vocabularies differ, so a token of one means something else "
-            "to the other; choose a draft model of the same family"
-        )
 
 
 @dataclass(slots=True)

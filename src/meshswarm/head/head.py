@@ -13,14 +13,15 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import RemoteError, RemoteProtocolError, RequestError
+from meshswarm.errors import ConfigError, MeshswarmError, RemoteError, RemoteProtocolError, RequestError
 from meshswarm.head.answer import Answer, Limits
+from meshswarm.head.draft_model import DraftModel, DraftSession
 from meshswarm.head.drafting import SuffixDrafter
 from meshswarm.head.lookahead import Lookahead
 from meshswarm.head.models import ModelDirectory, Voice
@@ -69,6 +70,14 @@ class _Prepared:
         return not self.ignore_eos and self.voice.vocabulary.is_end_of_generation(token)
 
 
+Warn = Callable[[MeshswarmError], None]
+"""Takes what a person should know although nothing failed."""
+
+
+def _ignore(error: MeshswarmError) -> None:
+    pass
+
+
 class Head:
     """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete;
     `speculation` is for requests that do not say."""
@@ -88,8 +97,15 @@ class Head:
         self._routes = routes
         self._tasks = tasks
         self._max_wait_s = max_wait_s
+        self._draft_model: DraftModel | None = None
+        self._warn: Warn = _ignore
+        self._unfit: set[bytes] = set()  # models whose vocabulary the draft model does not have
         self._warm: WarmSessions[RouteSession] = WarmSessions()
         self._expiry: asyncio.TimerHandle | None = None
+
+    def guess_with(self, model: DraftModel, warn: Warn) -> None:
+        """Let `model` guess in answers of models that have its vocabulary; of the others `warn` hears once each."""
+        self._draft_model, self._warn = model, warn
 
     @property
     def n_warm(self) -> int:
@@ -174,6 +190,7 @@ class Head:
     ) -> AsyncGenerator[TextDelta | Finished, None]:
         """The answer on an open session, which is kept after it, or ended."""
         session = turn.session
+        lookahead = self._lookahead(prepared, session)
         try:
             answer = Answer(
                 prompt=prepared.prompt,
@@ -183,7 +200,7 @@ class Head:
                 text=TextStream(request.stop),
                 limits=Limits(request.max_tokens, session.core.terms.n_ctx, request.ignore_eos, bool(request.stop)),
                 fingerprint=_fingerprint(prepared.card, _summary(session)),
-                lookahead=self._lookahead(prepared, session),
+                lookahead=lookahead,
                 n_cached=turn.n_cached,
             )
             session.listen(answer)
@@ -198,6 +215,8 @@ class Head:
             self._routes.note(known)
             raise known from None
         finally:
+            if lookahead is not None:
+                lookahead.close()
             _cancel_if_open(session)
 
     # -- sessions that last
@@ -261,7 +280,19 @@ class Head:
         undoing_costs = session.rollback is Rollback.STATE
         learned = self._learned.on((session.core.terms.model_id, session.core.terms.profile, session.core.hops))
         chooser = WindowChooser(learned, undoing_costs=undoing_costs)
-        return Lookahead(prepared.drafter, chooser, prepared.ends)
+        model = self._model_drafts(prepared)
+        return Lookahead(prepared.drafter, chooser, prepared.ends, model, asyncio.get_running_loop().time)
+
+    def _model_drafts(self, prepared: _Prepared) -> DraftSession | None:
+        if self._draft_model is None or prepared.card.model_id in self._unfit:
+            return None
+        try:
+            self._draft_model.check_vocabulary(prepared.voice.token_list, prepared.card.name)
+        except ConfigError as error:
+            self._unfit.add(prepared.card.model_id)
+            self._warn(error)
+            return None
+        return self._draft_model.begin(prepared.prompt)
 
     # -- before the route
 

@@ -18,6 +18,7 @@ from meshswarm.artifacts.header_exchange import fetch_header
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.names import matches
 from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import RequestError, UnknownModelError
@@ -32,11 +33,15 @@ from meshswarm.stage.profile import exact_obstacle
 class Voice:
     """What turns a model's text into tokens and back: its vocabulary and its chat template.
 
-    `card` is what the model's own header says of it, whatever the swarm's cards claim.
+    `card` is what the model's own header says of it, whatever the swarm's cards claim. `token_list` marks the
+    vocabulary (`token_list_mark`).
     """
 
-    def __init__(self, card: ModelCard, vocabulary: Vocabulary, encodings: Iterable[str]) -> None:
+    def __init__(
+        self, card: ModelCard, vocabulary: Vocabulary, encodings: Iterable[str], token_list: bytes = b""
+    ) -> None:
         self.card = card
+        self.token_list = token_list
         self.vocabulary = vocabulary
         self.exact_obstacle = exact_obstacle(encodings)
         """Why the model has no exact profile; None when it has."""
@@ -141,7 +146,7 @@ class ModelDirectory:
         proved = ModelCard.of(self._store.describe(card.model_id, card.name))
         header = self._store.header(card.model_id)
         encodings = {tensor.type.name for tensor in header.tensors.values()}
-        return Voice(proved, Vocabulary.load(header, self._cache), encodings)
+        return Voice(proved, Vocabulary.load(header, self._cache), encodings, token_list_mark(header))
 
 
 def covered_layers(spans: Sequence[Span], n_layers: int) -> tuple[Span, ...]:
