@@ -94,6 +94,9 @@ def serve(
     speculation: Annotated[
         Speculation, typer.Option("--speculation", help="Guess tokens ahead as far as it pays, or never.")
     ] = Speculation.AUTO,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, max=600, help="Seconds a request may stand in line when peers are full.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
@@ -124,6 +127,7 @@ def serve(
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
         serving=serving,
         speculation=speculation,
+        max_wait_s=wait,
     )
     raise typer.Exit(serve_forever(settings, as_json=as_json))
 

@@ -24,7 +24,7 @@ from meshswarm.dht.known_peers import load_known_peers, save_known_peers
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
-from meshswarm.head.head import Head
+from meshswarm.head.head import MAX_WAIT_S, Head
 from meshswarm.head.models import ModelDirectory
 from meshswarm.head.request import Speculation
 from meshswarm.head.routes import Routes
@@ -60,6 +60,7 @@ class PeerSettings:
     join: tuple[tuple[PeerId, Address], ...] = ()
     serving: ServingSettings | None = None
     speculation: Speculation = Speculation.AUTO
+    max_wait_s: float = MAX_WAIT_S
 
 
 class Peer:
@@ -169,7 +170,9 @@ class Peer:
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
-        head = Head(routes, directory, tasks, speculation=self.settings.speculation)
+        head = self._head = Head(
+            routes, directory, tasks, speculation=self.settings.speculation, max_wait_s=self.settings.max_wait_s
+        )
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         try:
             await self._stopping.wait()
@@ -234,6 +237,7 @@ class Peer:
         save_known_peers(self.settings.home.known_peers, self.dht.known_peers())
         await self.dht.withdraw()
         await self.api.stop()
+        await self._head.close()
         await self.spans.drain(DRAIN_S)
         await sent.stop()
 
@@ -286,7 +290,10 @@ class Peer:
             **self._reach(),
             **self._served(),
             "uptime_s": round(time.monotonic() - self._started, 1),
-            "sessions": len(self.spans.sessions),
+            "sessions": len(self.spans.sessions) - self.spans.n_parked,
+            "sessions_parked": self.spans.n_parked,
+            "sessions_waiting": self.spans.n_waiting,
+            "sessions_kept": self._head.n_warm,
             "sessions_total": self.spans.sessions_total,
             "rows_total": self.spans.rows_total,
             "connections": len(self.endpoint.connections),

@@ -194,7 +194,7 @@ class Serving:
 
     def record(self) -> CoverageRecord:
         """What is true at this moment for this peer's own head."""
-        return replace(self._record, free_kv_tokens=self._engine.n_free_slots * self._record.n_ctx)
+        return replace(self._record, free_kv_tokens=self._around.spans.n_free_slots * self._record.n_ctx)
 
     def _public_record(self) -> CoverageRecord:
         """What is true at this moment for strangers."""
