@@ -123,6 +123,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
 F32 = TENSOR_TYPES[0]
 F16 = TENSOR_TYPES[1]
 Q5_0 = TENSOR_TYPES[6]
+I32 = TENSOR_TYPES[26]
 
 
 class Entry(NamedTuple):

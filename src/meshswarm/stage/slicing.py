@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from meshswarm.artifacts.container import F16, F32, Q5_0, GgufHeader, Tensor, TensorType, tensor_bytes
+from meshswarm.artifacts.container import F16, F32, I32, Q5_0, GgufHeader, Tensor, TensorType, tensor_bytes
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.errors import ArtifactError
@@ -130,7 +130,7 @@ def _zero_layer(header: GgufHeader, layer: int, at: int) -> list[_Piece]:
     """Tensors of zeros for the slice's layer `at`, shaped like the model's `layer`."""
     prefix = f"blk.{layer}."
     return [
-        _zeros(f"blk.{at}.{tensor.name.removeprefix(prefix)}", tensor.dims, is_float32=tensor.type is F32)
+        _zeros(f"blk.{at}.{tensor.name.removeprefix(prefix)}", tensor.dims, tensor.type)
         for tensor in header.tensors.values()
         if tensor.name.startswith(prefix)
     ]
@@ -150,11 +150,13 @@ def _embedding(cut: Cut, tensor: Tensor) -> _Piece:
     return _Piece(tensor.name, dims, tensor.type, n_bytes, cut.header.data_offset + tensor.offset)
 
 
-def _zeros(name: str, dims: tuple[int, ...], *, is_float32: bool = False) -> _Piece:
-    """A tensor of zeros, in float32 (some operations take nothing else) or in a cheap encoding that no CPU back-end
-    copies into memory of its own to repack it."""
-    if len(dims) == 1 or is_float32:
-        zero_type = F32
+def _zeros(name: str, dims: tuple[int, ...], like: TensorType = Q5_0) -> _Piece:
+    """A tensor of zeros, in a cheap encoding that no CPU back-end copies into memory of its own to repack it.
+
+    Not in place of `like` where that is float32, which some operations take alone, or a table of integers.
+    """
+    if len(dims) == 1 or like in (F32, I32):
+        zero_type = like if like is I32 else F32
     else:
         zero_type = F16 if dims[0] % Q5_0.block_elements else Q5_0
     return _Piece(name, dims, zero_type, tensor_bytes(dims, zero_type), None)

@@ -14,11 +14,13 @@ from tests.stage.tiny_models import TINY
 
 from meshswarm.stage import engine
 from meshswarm.stage.families import cuts
+from meshswarm.stage.families.family import Pattern
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import LlamaError
 from meshswarm.stage.profile import Profile
 
 Wrong = Mapping[str, Callable[[Any], Any]]
+HALF_HEADS = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,27 @@ def _forgotten(_: object) -> tuple[()]:
     return ()
 
 
+def _of_period_3(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
+    return tuple(replace(pattern, period_key=None, default_period=3) for pattern in patterns)
+
+
 CONTROLS = [
     *(
         Control(name, "windows start anew in each span", {"patterns": _forgotten}, at)
         for name, at in (("gemma2", 1), ("gemma3", 2), ("gpt-oss", 1), ("cohere2", 2), ("olmo3", 2))
     ),
     *(
-        Control(name, "embeddings are scaled in each span", _left_as_it_is("first_keys", "embedding_scale"), 2)
-        for name in ("granite", "granitehybrid")
+        Control(name, "received rows are scaled as embeddings are", {"inject_node": lambda _: "embd"}, 2)
+        for name in ("gemma2", "gemma3")
     ),
     *(
-        Control(name, "dense layers are counted in each span", _left_as_it_is("count_keys", key), 2, is_loaded=False)
-        for key in ("leading_dense_block_count",)
+        Control(
+            name,
+            "dense layers are counted in each span",
+            _left_as_it_is("count_keys", "leading_dense_block_count"),
+            2,
+            is_loaded=False,
+        )
         for name in ("glm4moe", "glm-dsa", "deepseek2", "deepseek32", "lfm2moe")
     ),
     Control(
@@ -67,15 +78,15 @@ CONTROLS = [
         is_loaded=False,
     ),
     Control("smollm3", "cut within its period", {"start_multiple": lambda _: 1}, 6),
-    Control("qwen35", "attention layers start anew in each span", {"patterns": _forgotten}, 2, is_loaded=False),
+    Control("qwen35", "attention layers in another period", {"patterns": _of_period_3}, 2, is_loaded=False),
     Control("nemotron_h", "read before the residual is added", {"capture_node": lambda _: "l_out-{layer}"}, 2),
     *(
         Control(
             name,
             "the number of layers is the span's own",
-            {"layer_counts": lambda _: frozenset()},
+            {"matched_counts": lambda _: frozenset()},
             n_layers // 2,
-            changes={"n_layers": n_layers, "keys": {"attention.key_length": 16, "attention.value_length": 16}},
+            changes={"n_layers": n_layers, "keys": HALF_HEADS},
         )
         for name, n_layers in (("gemma2", 46), ("gemma3", 62))
     ),
