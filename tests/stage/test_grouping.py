@@ -26,8 +26,10 @@ def grouping(*, is_first: bool = True, scale: float = 1.0) -> Grouping:
 
 def turn(groups: Grouping, *slots: int, at: float) -> float:
     """Compute these slots; returns the time at the end."""
-    groups.computed(slots, len(slots), at, at + TURN_S[len(slots)])
-    return at + TURN_S[len(slots)]
+    turn_s = TURN_S[len(slots)]
+    groups.took(len(slots), turn_s)
+    groups.computed(slots, at + turn_s)
+    return at + turn_s
 
 
 def test_a_lone_session_never_waits() -> None:
@@ -169,7 +171,8 @@ class Route:
 
         def end(then: float) -> None:
             stage.is_busy = False
-            stage.groups.computed(turn.slots, n_rows, now, then)
+            stage.groups.took(n_rows, then - now)
+            stage.groups.computed(turn.slots, then)
             for place, stream in enumerate(turn.items):
                 self._leave(index, stream, then + 0.0004 * place)
             self._compute(index, then)

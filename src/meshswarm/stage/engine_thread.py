@@ -25,6 +25,7 @@ from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import EngineError, EngineInputError, Job, JobResult, SliceShape
 from meshswarm.stage.gate import Gate
 from meshswarm.stage.grouping import Grouping
+from meshswarm.stage.profile import EXACT_MIN_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ class EngineThread:
                 outcomes = self._compute(turn)
                 ended = time.monotonic()
                 if turn.shape.is_short:
-                    self._grouping.computed(turn.slots, len(turn.slots) + len(turn.fills), began, ended)
+                    self._grouping.computed(turn.slots, ended)
+                    if turn.shape.n_rows <= EXACT_MIN_ROWS:
+                        self._grouping.took(len(turn.slots) + len(turn.fills), ended - began)
                 self._note_next(turn.slots, ended)
                 if not all(submitted.is_own for submitted in turn.items):
                     self._gate.worked(ended - began, ended)

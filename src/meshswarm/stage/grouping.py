@@ -96,15 +96,22 @@ class Grouping:
         session.came_with, session.came_before_with = self._burst, session.came_with
         session.ready_at = self._last_arrival = now
 
-    def computed(self, slots: Sequence[int], n_rows: int, began: float, ended: float) -> None:
-        """A turn of one decode step for each of `slots` was computed; of `n_rows`, those that fill gaps included."""
-        self._turn_s[n_rows] = _averaged(self._turn_s.get(n_rows, 0.0), ended - began)
+    def computed(self, slots: Sequence[int], ended: float) -> None:
+        """A turn of one step for each of `slots` was computed."""
         together = frozenset(slots)
         for slot in slots:
             session = self._sessions.setdefault(slot, _Session())
             session.ready_at, session.left_at, session.left_with = None, ended, together
             session.usual_away_s = session.usual_away_s or self._away_s
             session.slow_rounds = max(0, session.slow_rounds - 1)
+
+    def took(self, n_sessions: int, turn_s: float) -> None:
+        """That turn, of the usual steps of so many sessions, gaps included, took so long."""
+        before = self._turn_s.get(n_sessions)
+        now = self._turn_s[n_sessions] = _averaged(before or 0.0, turn_s)
+        if before:  # a machine that has become slower is slower at other sizes too, which may not be seen for long
+            for other in self._turn_s.keys() - {n_sessions}:
+                self._turn_s[other] *= now / before
 
     def forget(self, slot: int) -> None:
         """The slot has no session any more, or one that is about something else than decoding."""
