@@ -94,6 +94,9 @@ def serve(
     speculation: Annotated[
         Speculation, typer.Option("--speculation", help="Guess tokens ahead as far as it pays, or never.")
     ] = Speculation.AUTO,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="A small model of the same vocabulary that helps to guess.")
+    ] = None,
     wait: Annotated[
         float, typer.Option("--wait", min=0, max=600, help="Seconds a request may stand in line when peers are full.")
     ] = 60.0,
@@ -106,27 +109,26 @@ def serve(
     from meshswarm.span import Span
     from meshswarm.stage.llama_options import parse_llama_options
 
-    options = _parsed("--llama", parse_llama_options, llama or ())
-    serving = None
-    if model is not None or auto or layers is not None:
-        serving = ServingSettings(
-            model=model or DEFAULT_MODEL,
-            span=None if layers is None else _parsed("--layers", Span.parse, layers),
-            memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
-            n_threads=threads,
-            n_ctx=ctx,
-            n_sessions=sessions,
-            llama_options=options,
-            yields=yields,
-        )
+    serving = ServingSettings(
+        model=model or DEFAULT_MODEL,
+        span=None if layers is None else _parsed("--layers", Span.parse, layers),
+        memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
+        n_threads=threads,
+        n_ctx=ctx,
+        n_sessions=sessions,
+        llama_options=_parsed("--llama", parse_llama_options, llama or ()),
+        yields=yields,
+    )
+    is_serving = model is not None or auto or layers is not None
     settings = PeerSettings(
         home=context.obj,
         swarm=swarm,
         listen=None if listen is None else _parsed("--listen", Address.parse, listen),
         api=None if api is None else _parsed("--api", Address.parse, api),
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
-        serving=serving,
+        serving=serving if is_serving else None,
         speculation=speculation,
+        draft_model=draft_model,
         max_wait_s=wait,
     )
     raise typer.Exit(serve_forever(settings, as_json=as_json))

@@ -19,11 +19,13 @@ from meshswarm.api.key import load_or_create_api_key
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock
 from meshswarm.dht.known_peers import load_known_peers, save_known_peers
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.head.draft_model import DraftModel
 from meshswarm.head.head import MAX_WAIT_S, Head
 from meshswarm.head.models import ModelDirectory
 from meshswarm.head.request import Speculation
@@ -33,7 +35,7 @@ from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
-from meshswarm.serving import Report, Serving, ServingSettings, Surroundings
+from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.span import missing_layers
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.sent_rows import SentRows
@@ -61,6 +63,7 @@ class PeerSettings:
     serving: ServingSettings | None = None
     speculation: Speculation = Speculation.AUTO
     max_wait_s: float = MAX_WAIT_S
+    draft_model: str | None = None
 
 
 class Peer:
@@ -72,6 +75,7 @@ class Peer:
         self._stopping = asyncio.Event()
         self._started = time.monotonic()
         self._serving: Serving | None = None
+        self._draft_model: DraftModel | None = None
         self._background: list[asyncio.Task[None]] = []
         self._key: str | None = None
 
@@ -99,6 +103,7 @@ class Peer:
             self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
             writer = ReceiptWriter(self.receipts, self._warn)
             parts.push_async_callback(asyncio.to_thread, writer.close)
+            parts.push_async_callback(self._stop_draft_model)
             parts.push_async_callback(self._stop_serving)
             self.endpoint = await self._bind_endpoint()
             parts.push_async_callback(self.endpoint.close)
@@ -126,6 +131,10 @@ class Peer:
     async def _stop_serving(self) -> None:
         if self._serving is not None:
             await self._serving.stop()
+
+    async def _stop_draft_model(self) -> None:
+        if self._draft_model is not None:
+            await self._draft_model.stop()
 
     # -- ports
 
@@ -190,6 +199,8 @@ class Peer:
         await self._join()
         if self.settings.serving is not None:
             await self._serve(self.settings.serving, directory)
+        if self.settings.draft_model is not None:
+            await self._load_draft_model(self.settings.draft_model, head)
         outlook = await self._outlook(head)
         self._report({"event": "ready", **self._reach(), **self._served(), **outlook})
         if outlook["missing"] or outlook["ask"] is None:
@@ -211,6 +222,22 @@ class Peer:
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
         self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
+
+    async def _load_draft_model(self, ref: str, head: Head) -> None:
+        """Raises ConfigError when it cannot guess for the model that is served here."""
+        serving = self.settings.serving
+        model = self._draft_model = await DraftModel.load(
+            ref,
+            self.store,
+            self.slices,
+            n_ctx=DEFAULT_N_CTX if serving is None or serving.n_ctx is None else serving.n_ctx,
+            n_threads=1 if serving is None or serving.n_threads is None else serving.n_threads,
+            say=lambda sentence: self._report({"event": "model", "message": sentence}),
+        )
+        if self._serving is not None:
+            served = self._serving.model
+            model.check_vocabulary(token_list_mark(self.store.header(served.model_id)), served.name)
+        head.guess_with(model, self._warn)
 
     async def _outlook(self, head: Head) -> dict[str, Any]:
         """Which model a client here would best ask for, None when there is none, and what is missing of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -44,17 +45,32 @@ def test_a_seed_gives_the_same_sampled_answer_whether_guessed_ahead_or_not(three
         assert complete(api, seed=seed, speculation="auto", **options).choices[0].text == plain.choices[0].text
 
 
-def test_a_peer_can_be_told_not_to_guess_and_a_request_knows_better(start_peer: Any, smollm2: Any) -> None:
-    peer = start_peer("--model", str(smollm2), "--speculation", "off")
-    assert complete(peer.api).model_extra["timings"]["draft_n"] == 0
-    assert complete(peer.api, speculation="auto").model_extra["timings"]["draft_n"] > 0
-
-
-@pytest.mark.parametrize("speculation", ["off", "auto"])
-def test_a_context_that_is_full_in_mid_answer_ends_it_with_length(
-    start_peer: Any, smollm2: Any, speculation: str
+def test_a_peer_can_be_told_not_to_guess_a_request_knows_better_and_a_full_context_ends_both_with_length(
+    start_peer: Any, smollm2: Any
 ) -> None:
-    peer = start_peer("--model", str(smollm2), "--ctx", "255", "--speculation", speculation)
-    full = complete(peer.api, max_tokens=-1, ignore_eos=True)
-    assert full.choices[0].finish_reason == "length"
-    assert full.usage.total_tokens == 255
+    peer = start_peer("--model", str(smollm2), "--ctx", "255", "--speculation", "off")
+    for asked, is_guessed in (({}, False), ({"speculation": "auto"}, True)):
+        full = complete(peer.api, max_tokens=-1, ignore_eos=True, **asked)
+        assert (full.model_extra["timings"]["draft_n"] > 0) is is_guessed
+        assert full.choices[0].finish_reason == "length"
+        assert full.usage.total_tokens == 255
+
+
+def test_a_draft_model_changes_no_answer(start_peer: Any, smollm2: Any) -> None:
+    peer = start_peer("--model", str(smollm2), "--draft-model", str(smollm2))
+    prose = {"prompt": "Once upon a time there was a fox who", "profile": "exact", "max_tokens": 40}
+    plain = complete(peer.api, speculation="off", **prose)
+    for _ in range(2):
+        assert complete(peer.api, speculation="auto", **prose).choices[0].text == plain.choices[0].text
+    assert peer.stop() == 0
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused_by_name(
+    start_peer: Any, smollm2: Any, gguf_recipe: Any, tmp_path: Any
+) -> None:
+    other = gguf_recipe(n_layers=2).write(tmp_path / "other.gguf")
+    peer = start_peer("--model", str(smollm2), "--draft-model", str(other), wait=False)
+    assert peer.process.wait(timeout=90) == 1
+    *_, last = iter(peer.lines.get, None)
+    assert "other cannot guess for smollm2-135m-instruct" in json.loads(last)["error"]
+    assert "vocabularies differ" in json.loads(last)["error"]
