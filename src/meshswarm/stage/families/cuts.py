@@ -150,11 +150,10 @@ def _last_of(kind: LayerKind, facts: Sequence[Facts]) -> int:
 
 
 def layer_facts(header: GgufHeader, family: Family, n_layers: int) -> list[Facts]:
-    """What each of the model's layers is."""
+    """What each of the model's layers is; 0 where the model has no such setting."""
     columns = {key: _per_layer(header, f"{family.architecture}.{key}", n_layers) for key in family.layer_keys}
     columns |= {pattern.key: pattern_values(header, family, pattern, n_layers) for pattern in family.patterns}
-    known = {key: values for key, values in columns.items() if values is not None}
-    return [{key: values[layer] for key, values in known.items()} for layer in range(n_layers)]
+    return [{key: values[layer] if values else 0 for key, values in columns.items()} for layer in range(n_layers)]
 
 
 def pattern_values(header: GgufHeader, family: Family, pattern: Pattern, n_layers: int) -> tuple[int, ...] | None:

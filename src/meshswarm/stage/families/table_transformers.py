@@ -57,7 +57,7 @@ _NORM_AND_FACTORS = frozenset({"output_norm.weight", "rope_freqs.weight"})
 
 
 def _has_window(facts: Facts) -> bool:
-    return facts.get(_SWA_PATTERN) == 1
+    return facts[_SWA_PATTERN] == 1
 
 
 _WINDOWED = (LayerKind("sliding-window", _has_window),)
