@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import NoRouteError, PeerUnreachableError, RefusedError
 from meshswarm.head.routes import Needs, Routes
+from meshswarm.head.session_actions import InLine
 from meshswarm.identity import Identity
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
@@ -25,11 +26,13 @@ from meshswarm.span import Span
 from meshswarm.stage.messages import (
     MAX_FRAME_BYTES,
     SESSION_STREAM,
+    Fork,
     Message,
     Open,
     Opened,
     RefusalReason,
     Refused,
+    Waiting,
 )
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.wire import decode, encode
@@ -42,7 +45,8 @@ BUSY = Refused(RefusalReason.BUSY, "all its sessions are taken", 60_000)
 
 @dataclass
 class Holder:
-    """A peer that says it serves layers, and gives `answers` to OPENs, the last one again and again."""
+    """A peer that says it serves layers, and gives `answers` to OPENs, the last one again and again. It lets a session
+    wait for a moment where its OPEN allows that, and opens it then."""
 
     endpoint: Endpoint
     dht: Dht
@@ -55,7 +59,11 @@ class Holder:
     def accept(self, stream: Stream) -> None:
         def on_frame(frame: bytes) -> None:
             message = decode(frame)
-            if isinstance(message, Open):
+            if isinstance(message, Open) and message.max_wait_ms:
+                stream.send(encode(Waiting(3, 1500)))
+                stream.send(encode(OPENED))
+                self.asked.append(message)
+            elif isinstance(message, Open):
                 stream.send(encode(self.answers[min(len(self.asked), len(self.answers) - 1)]))
                 self.asked.append(message)
 
@@ -183,3 +191,42 @@ async def test_a_peer_that_was_gone_a_moment_ago_is_tried_again_before_saying_no
     scene.dht.report_unreachable(holder.endpoint.peer_id)
     assert holder.endpoint.peer_id in scene.dht.unreachable()
     assert await scene.hops() == [holder.endpoint]
+
+
+async def test_when_every_holder_is_full_the_request_waits_at_the_one_that_will_be_free_first(scene: Scene) -> None:
+    busy = Refused(RefusalReason.BUSY, "all its sessions are taken", 60_000)
+    soon = Refused(RefusalReason.BUSY, "all its sessions are taken", 2_000)
+    fast, slow = await scene.holder(busy), await scene.holder(soon)
+    await fast.say(Span(0, 4), 10)
+    await slow.say(Span(0, 4), 500)
+    heard: list[InLine] = []
+    needs = replace(NEEDS, max_wait_s=30.0)
+    session = await scene.routes.open(needs, await scene.routes.coverage(CARD), heard.append)
+    assert session.core.hops[0].peer == slow.endpoint.peer_id
+    assert [(where.place, where.estimate_s) for where in heard] == [(3, 1.5)]
+    assert [each.max_wait_ms for each in fast.asked] == [0], "nobody waits before everybody was asked"
+    assert [each.max_wait_ms for each in slow.asked] == [0, 30_000]
+    session.cancel()
+
+
+async def test_a_holder_that_refuses_for_good_is_not_waited_for(scene: Scene) -> None:
+    holder = await scene.holder(Refused(RefusalReason.UNSUPPORTED, "no such profile", 0))
+    await holder.say(Span(0, 4), 10)
+    with pytest.raises(RefusedError, match="no such profile"):
+        await scene.routes.open(replace(NEEDS, max_wait_s=30.0), await scene.routes.coverage(CARD))
+    assert len(holder.asked) == 1
+
+
+async def test_a_copy_of_a_session_asks_the_same_spans_and_names_what_it_takes_over(scene: Scene) -> None:
+    holder = await scene.holder()
+    await holder.say(Span(0, 4), 10)
+    session = await scene.routes.open(NEEDS, await scene.routes.coverage(CARD))
+    session.history.add(list(range(40)))
+    copy = await scene.routes.copy(session, 30, replace(NEEDS, temperature=0.5, top_k=7))
+    asked = holder.asked[-1]
+    assert asked.fork == Fork(session.core.session, 30)
+    assert (asked.temperature, asked.top_k, asked.n_ctx) == (0.5, 7, 256)
+    assert copy.length == 30
+    assert len(session.history.tokens) == 40
+    session.cancel()
+    copy.cancel()
