@@ -26,6 +26,7 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span
 from meshswarm.stage.devices import list_devices
+from meshswarm.stage.families.cuts import legal_cuts
 from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
 from meshswarm.stage.memory import Load, MemoryModel
@@ -95,7 +96,10 @@ class Serving:
             around.report({"event": "notice", "message": because})
         header = around.store.header(info.model_id)
         wants = Wants(n_ctx, settings.n_sessions, settings.n_threads, settings.llama_options)
-        engine = await asyncio.to_thread(load_engine, slice_file, span, header, wants, around.home.threads)
+        proofs = around.slices.proofs
+        engine = await asyncio.to_thread(
+            load_engine, slice_file, span, header, wants, around.home.threads, proofs=proofs
+        )
         engine.start(asyncio.get_running_loop())
         served = Served(
             info.model_id,
@@ -105,7 +109,7 @@ class Serving:
             engine,
             n_ctx,
             WINDOW_ROWS,
-            is_whole_only=not engine.offload.is_proved,
+            is_whole_only=not engine.offload.is_proved or legal_cuts(header, proofs).refusal is not None,
         )
         return cls(settings, around, info, served)
 
@@ -242,7 +246,7 @@ async def _choose_span(settings: ServingSettings, around: Surroundings, info: Mo
     that does not fit, and when none does."""
     if settings.memory_bytes is None:
         return settings.span or Span(0, info.n_layers)
-    model = MemoryModel(around.store.header(info.model_id), _load(settings, n_ctx))
+    model = MemoryModel(around.store.header(info.model_id), _load(settings, n_ctx), proofs=around.slices.proofs)
     held = [record.span for record in await around.dht.coverage(info.model_id, info.n_layers)]
     chosen = choose_span(model, settings.memory_bytes, held)
     asked = settings.span

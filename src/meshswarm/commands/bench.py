@@ -35,9 +35,11 @@ def bench(home: Home, settings: BenchSettings) -> dict[str, Any]:
     store = Store(home.create().root)
     info = store.obtain(settings.ref)
     span = settings.span or Span(0, info.n_layers)
-    slice_file = Slices(store, home.root).file(info.model_id, span)
+    slices = Slices(store, home.root)
+    slice_file = slices.file(info.model_id, span)
     wants = Wants(N_CTX, N_SESSIONS, settings.n_threads, settings.options)
-    engine = load_engine(slice_file, span, store.header(info.model_id), wants, home.threads, anew=True)
+    header = store.header(info.model_id)
+    engine = load_engine(slice_file, span, header, wants, home.threads, proofs=slices.proofs, anew=True)
     try:
         return {
             "model": info.name,

@@ -16,6 +16,7 @@ from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage.devices import Device, Offload, gpus, list_devices, plan_offload
 from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.families.proofs import Proofs
 from meshswarm.stage.kv_layers import session_cells
 from meshswarm.stage.llama import numclass
 from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
@@ -36,14 +37,22 @@ class Wants:
 
 
 def load_engine(
-    slice_file: SliceFile, span: Span, header: GgufHeader, wants: Wants, folder: Path, *, anew: bool = False
+    slice_file: SliceFile,
+    span: Span,
+    header: GgufHeader,
+    wants: Wants,
+    folder: Path,
+    *,
+    proofs: Proofs | None = None,
+    anew: bool = False,
 ) -> SpanEngine:
-    """Load the slice of `span`; `header` is the whole model's, and `folder` keeps what was measured, also where it is
-    measured `anew`. Blocks.
+    """Load the slice of `span`, which was cut by these `proofs` (None: those of the installed build); `header` is the
+    whole model's, and `folder` keeps what was measured, also where it is measured `anew`. Blocks.
 
     Raises ConfigError for what cannot be done here, and what `SpanEngine.load` raises.
     """
-    model = MemoryModel(header, Load(wants.n_ctx, wants.n_sessions, wants.options.type_k, wants.options.type_v))
+    load = Load(wants.n_ctx, wants.n_sessions, wants.options.type_k, wants.options.type_v)
+    model = MemoryModel(header, load, proofs=proofs)
     offload = _offload(list_devices(), model, span, wants.options)
     n_cpus = usable_cpus()
     kept = KeptThreads(folder, f"{engine_build()} {numclass(wants.options, offload)}", n_cpus)

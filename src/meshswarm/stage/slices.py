@@ -46,13 +46,18 @@ class Slices:
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._locks_guard = threading.Lock()
 
+    @property
+    def proofs(self) -> Proofs:
+        """Which architectures may be cut here; also those that were proved on this machine."""
+        return Proofs.here(self._proofs_folder)
+
     def file(self, model_id: bytes, span: Span) -> SliceFile:
         """The file to load for `span`, cut if need be and loaded once in a child process. Blocking.
 
         Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
         """
         header = self._store.header(model_id)
-        proofs = Proofs.here(self._proofs_folder)
+        proofs = self.proofs
         family = check_cut(header, span, proofs)
         source = self._store.path(model_id)
         if family is not None:
