@@ -17,7 +17,7 @@ from meshswarm.span import Span
 from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern
 from meshswarm.stage.families.listing import unlisted
 from meshswarm.stage.families.proofs import PROVED_BUILDS, Proofs
-from meshswarm.stage.families.table import FAMILIES, WHOLE_ONLY
+from meshswarm.stage.families.table import FAMILIES, KNOWN_OBSTACLES
 
 
 class IllegalCutError(ConfigError):
@@ -99,7 +99,7 @@ def _refusal(header: GgufHeader, shape: Hyperparameters, proofs: Proofs) -> str 
     """Why this model is not split here."""
     whole = f"models of the architecture {shape.architecture!r} are served whole (layers 0:{shape.n_layers})"
     if shape.architecture not in FAMILIES:
-        known = WHOLE_ONLY.get(shape.architecture)
+        known = KNOWN_OBSTACLES.get(shape.architecture)
         if known is not None:
             return f"{whole}, because {known}"
         return f"{whole}, because no test has proved yet that they can be split exactly (proved: {_proved()})"

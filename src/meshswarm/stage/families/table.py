@@ -16,7 +16,7 @@ _PER_LAYER_INPUT = (
     "ones, so more than one residual has to pass a cut"
 )
 _FIRST_VALUES = "every layer reads the values of the first layer beside the residual"
-WHOLE_ONLY: Mapping[str, str] = MappingProxyType(
+KNOWN_OBSTACLES: Mapping[str, str] = MappingProxyType(
     {
         "gemma3n": _PER_LAYER_INPUT,
         "gemma4": _PER_LAYER_INPUT,
