@@ -98,7 +98,7 @@ def serve(
         str | None, typer.Option("--draft-model", help="A small model of the same vocabulary that helps to guess.")
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, max=600, help="Seconds a request may stand in line when peers are full.")
+        float, typer.Option("--wait", min=0, max=100, help="Seconds a request may stand in line when peers are full.")
     ] = 60.0,
     as_json: Json = False,
 ) -> None:

@@ -250,7 +250,7 @@ class SpanServer:
         return max(MIN_RETRY_MS, int(self._room.estimate_s(len(self._room) + 1) * 1000))
 
     def _running(self) -> list[PeerId]:
-        return [session.head for session in self.sessions.values() if session.parked_s is None]
+        return [each.head for each in self.sessions.values() if each.parked_s is None and each.slot is not None]
 
     def _admit(self) -> None:
         self._admission = None
