@@ -53,7 +53,7 @@ def _of_period_3(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
 
 CONTROLS = [
     *(
-        Control(name, "windows start anew in each span", {"patterns": _forgotten}, at)
+        Control(name, "windows start anew in each span", {"patterns": _forgotten, "needed_kinds": _forgotten}, at)
         for name, at in (("gemma2", 1), ("gemma3", 2), ("gpt-oss", 1), ("cohere2", 2), ("olmo3", 2))
     ),
     *(
@@ -78,7 +78,13 @@ CONTROLS = [
         is_loaded=False,
     ),
     Control("smollm3", "cut within its period", {"start_multiple": lambda _: 1}, 6),
-    Control("qwen35", "attention layers in another period", {"patterns": _of_period_3}, 2, is_loaded=False),
+    Control(
+        "qwen35",
+        "attention layers in another period",
+        {"patterns": _of_period_3, "dropped_keys": lambda keys: keys | {"full_attention_interval"}},
+        2,
+        is_loaded=False,
+    ),
     Control("nemotron_h", "read before the residual is added", {"capture_node": lambda _: "l_out-{layer}"}, 2),
     *(
         Control(
