@@ -69,12 +69,14 @@ class Holder:
 
         stream.receive_with(on_frame, lambda error: None)
 
-    async def say(self, span: Span, us_per_layer: int, addresses: tuple[Address, ...] | None = None) -> None:
+    async def say(
+        self, span: Span, us_per_layer: int, addresses: tuple[Address, ...] | None = None, us_per_layer_4: int = 0
+    ) -> None:
         await self.dht.publish_coverage(
             CoverageRecord(
                 peer=self.endpoint.peer_id, addresses=addresses or (self.endpoint.address,), model_id=CARD.model_id,
                 span=span, loaded=True, numclass="cpu", n_ctx=256, us_per_layer=us_per_layer,
-                prefill_us_per_row_layer=1, free_kv_tokens=1024,
+                prefill_us_per_row_layer=1, free_kv_tokens=1024, us_per_layer_4=us_per_layer_4,
             )
         )  # fmt: skip
 
@@ -230,3 +232,19 @@ async def test_a_copy_of_a_session_asks_the_same_spans_and_names_what_it_takes_o
     assert len(session.history.tokens) == 40
     session.cancel()
     copy.cancel()
+
+
+async def test_a_head_spreads_its_sessions_over_peers_that_get_slower_with_each(scene: Scene) -> None:
+    first, second = await scene.holder(), await scene.holder()
+    await first.say(Span(0, 4), 100_000, us_per_layer_4=400_000)
+    await second.say(Span(0, 4), 150_000, us_per_layer_4=600_000)
+    records = await scene.routes.coverage(CARD)
+    opened = [await scene.routes.open(NEEDS, records) for _ in range(3)]
+    peers = [session.core.hops[0].peer for session in opened]
+    assert peers == [first.endpoint.peer_id, second.endpoint.peer_id, first.endpoint.peer_id]
+    opened[0].cancel()
+    opened[2].cancel()
+    again = await scene.routes.open(NEEDS, records)
+    assert again.core.hops[0].peer == first.endpoint.peer_id
+    for session in (opened[1], again):
+        session.cancel()

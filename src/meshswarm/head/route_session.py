@@ -121,6 +121,11 @@ class RouteSession:
         return self.core.state is State.PARKED
 
     @property
+    def is_at_work(self) -> bool:
+        """It opens, or rows may go through it."""
+        return self.core.state in (State.OPENING, State.READY)
+
+    @property
     def flights(self) -> int:
         """How often rows went through the route and logits came back."""
         return self.core.flights

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,6 +77,7 @@ class Routes:
         self._bookkeeper = bookkeeper
         self._own_records = own_records
         self._busy_until: dict[PeerId, float] = {}
+        self._sessions: weakref.WeakSet[RouteSession] = weakref.WeakSet()
 
     async def coverage(self, card: ModelCard, *, fresh: bool = False) -> list[CoverageRecord]:
         """Who serves layers of the model, this peer included."""
@@ -171,6 +174,7 @@ class Routes:
             n_ctx=n_ctx,
             kv_tokens=kv_tokens,
             queue_s={peer: until - now for peer, until in self._busy_until.items()},
+            sessions=Counter(hop.peer for each in self._sessions if each.is_at_work for hop in each.core.hops),
         )[0]
 
     def _session(
@@ -198,7 +202,9 @@ class Routes:
         addresses = tuple(address for address in self._endpoint.addresses if address.is_dialable)
         session = os.urandom(SESSION_ID_BYTES)
         core = HeadSession(session, self._endpoint.peer_id, addresses, hops, terms, route=paces, origin=origin)
-        return RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
+        running = RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
+        self._sessions.add(running)
+        return running
 
 
 def _pace(record: CoverageRecord, n_layers: int) -> Pace:
