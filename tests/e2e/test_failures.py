@@ -97,7 +97,7 @@ def test_a_client_that_goes_away_ends_the_work_on_every_span(start_peer: Any, sm
 
 
 def test_when_all_sessions_are_taken_the_next_client_is_told_to_come_back(start_peer: Any, smollm2: Path) -> None:
-    peer = start_peer("--model", str(smollm2), "--sessions", "1")
+    peer = start_peer("--model", str(smollm2), "--sessions", "1", "--wait", "0")
     until_answered(peer.api)
     stream = ask(peer.api, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
     next(iter(stream))
