@@ -282,3 +282,70 @@ async def test_the_smallest_engine_works(tiny: Path) -> None:
     with pytest.raises(EngineInputError, match="2 positions do not fit the context of 1"):
         await engine.run(ids_job(slot, 1, 2))
     await engine.stop()
+
+
+async def test_its_own_heads_work_goes_on_while_strangers_wait(engine: SpanEngine) -> None:
+    own, strangers = taken(engine), taken(engine)
+    engine.own(own)
+    engine.set_share(0.0)
+    held = asyncio.ensure_future(engine.run(ids_job(strangers, 0, 4)))
+    for start in range(0, 12, 4):
+        await engine.run(ids_job(own, start, start + 4))
+    assert not held.done()
+    engine.set_share(1.0)
+    first = await held
+    alone = await engine.run(ids_job(taken(engine), 0, 4))
+    assert first.rows is not None and alone.rows is not None
+    assert np.array_equal(first.rows[0].logits, alone.rows[0].logits)
+
+
+async def test_a_slot_is_its_own_heads_until_it_is_released(engine: SpanEngine) -> None:
+    slot = taken(engine)
+    engine.own(slot)
+    engine.release_slot(slot)
+    assert taken(engine) == slot
+    engine.set_share(0.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await engine.run(ids_job(slot, 0, 4))
+
+
+async def test_work_held_back_ends_with_its_session_and_with_the_engine(engine: SpanEngine) -> None:
+    released, stopped = taken(engine), taken(engine)
+    engine.set_share(0.0)
+    held = [asyncio.ensure_future(engine.run(ids_job(slot, 0, 4))) for slot in (released, stopped)]
+    await asyncio.sleep(0.05)
+    engine.release_slot(released)
+    with pytest.raises(EngineError, match="ended"):
+        await held[0]
+    await engine.stop()
+    with pytest.raises(EngineError, match="stopped"):
+        await held[1]
+
+
+async def test_strangers_still_get_their_share(engine: SpanEngine) -> None:
+    engine.set_share(0.25)
+    slot = taken(engine)
+    for start in range(0, 40, 4):
+        await engine.run(ids_job(slot, start, start + 4))
+
+
+async def test_threads_change_under_way_without_changing_exact_bits(
+    engine: SpanEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def observe(_watch: object, n_rows: int, step_s: float, _now: float) -> int:
+        assert n_rows >= 2 and step_s > 0
+        asked.append(2 if len(asked) % 2 == 0 else 1)
+        return asked[-1]
+
+    jobs = [(start, start + 1) for start in range(6)]
+    before, after = taken(engine), taken(engine)
+    expected = [await engine.run(ids_job(before, *rows, profile=Profile.EXACT)) for rows in jobs]
+    monkeypatch.setattr("meshswarm.stage.threads.ThreadWatch.observe", observe)
+    seen = [await engine.run(ids_job(after, *rows, profile=Profile.EXACT)) for rows in jobs]
+    assert asked == [2, 1] * 3
+    for one, other in zip(expected, seen, strict=True):
+        assert one.rows is not None and other.rows is not None
+        assert np.array_equal(one.rows[0].logits, other.rows[0].logits)
