@@ -8,7 +8,6 @@ asked where it promises more, and otherwise now and then makes a draft that is o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -61,7 +60,7 @@ class Lookahead:
 
     def window(self, limit: int, send: Send) -> None:
         """Call `send` with the guesses for the next step, at most `limit`: at once, or when a model has made them."""
-        draft = self._cut(self._drafter.draft(MAX_WINDOW))
+        draft = self._drafter.draft(MAX_WINDOW)
         choice = self._chooser.choose(Source.TEXT, draft.match, min(limit, len(draft.tokens)))
         self._drafts = [draft]
         model = self._model
@@ -97,20 +96,17 @@ class Lookahead:
             self._model.close()
 
     def _send(self, guesses: tuple[int, ...], drafting_s: float, send: Send) -> None:
-        self._window, self._drafting_s = len(guesses), drafting_s
-        send(guesses)
-
-    def _cut(self, draft: Draft) -> Draft:
-        tokens = tuple(itertools.takewhile(lambda token: not self._ends(token), draft.tokens))
-        return Draft(tokens, draft.match, draft.source)
+        """Send them up to a token that ends the answer, and no other number of them than one of the sizes."""
+        n_going_on = next((at for at, token in enumerate(guesses) if self._ends(token)), len(guesses))
+        self._window = max(size for size in WINDOWS if size <= n_going_on)
+        self._drafting_s = drafting_s
+        send(guesses[: self._window])
 
     def _on_drafted(self, asked_s: float, send: Send, tokens: tuple[int, ...], seconds: float) -> None:
         if tokens:
             self._chooser.drafted(seconds, len(tokens))
-        draft = self._cut(Draft(tokens, 0, Source.MODEL))
-        self._drafts.append(draft)
-        window = max(size for size in WINDOWS if size <= len(draft.tokens))
-        self._send(draft.tokens[:window], self._clock() - asked_s, send)
+        self._drafts.append(Draft(tokens, 0, Source.MODEL))
+        self._send(tokens, self._clock() - asked_s, send)
 
     def _on_heard(self, tokens: tuple[int, ...], seconds: float) -> None:
         if tokens:

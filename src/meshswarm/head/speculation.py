@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshswarm.head.drafting import Draft, Source
 
@@ -46,10 +47,11 @@ _FIRST_TRIALS = 3.0  # what those beliefs weigh
 _MEMORY_TRIALS = 40.0  # older trials than about so many are forgotten
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What may come of a window: the tokens to expect, and the chance that some guess is rejected."""
+class Outlook(NamedTuple):
+    """What may come of a window: the tokens to expect, those of the guesses that come true before the first that does
+    not and the one that every step gives; and the chance that some guess is rejected."""
 
+    window: int
     tokens: float
     rejection: float
 
@@ -63,34 +65,33 @@ class Acceptance:
     """
 
     def __init__(self, source: Source) -> None:
-        self._classes = _CLASSES[source]
-        self._hits = [chance * _FIRST_TRIALS for chance in _FIRST_CHANCES[source]]
-        self._trials = [_FIRST_TRIALS] * len(self._hits)
+        classes = _CLASSES[source]
+        self._class_of = [max(0, bisect_right(classes, match) - 1) for match in range(classes[-1] + 1)]
+        self._chances = list(_FIRST_CHANCES[source])
+        self._trials = [_FIRST_TRIALS] * len(self._chances)
 
     def chance(self, match: int) -> float:
-        at = self._class(match)
-        return self._hits[at] / self._trials[at]
+        return self._chances[self._class(match)]
 
     def saw(self, match: int, came_true: bool) -> None:
         at = self._class(match)
-        if self._trials[at] >= _MEMORY_TRIALS:
-            keep = 1 - 1 / _MEMORY_TRIALS
-            self._hits[at] *= keep
-            self._trials[at] *= keep
-        self._hits[at] += came_true
-        self._trials[at] += 1
+        self._trials[at] = min(self._trials[at] + 1, _MEMORY_TRIALS)
+        self._chances[at] += (came_true - self._chances[at]) / self._trials[at]
+
+    def outlooks(self, match: int, limit: int) -> Iterator[Outlook]:
+        """What steps with a window of each size up to `limit` give, the smallest first."""
+        tokens, reach, ahead = 1.0, 1.0, 0
+        for window in WINDOWS[1:]:
+            if window > limit:
+                return
+            while ahead < window:
+                reach *= self.chance(match + ahead)
+                tokens += reach
+                ahead += 1
+            yield Outlook(window, tokens, 1 - reach)
 
     def _class(self, match: int) -> int:
-        return max(0, bisect_right(self._classes, match) - 1)
-
-    def outlook(self, match: int, window: int) -> Outlook:
-        """What a step with `window` guesses gives: those that come true before the first that does not, and the one
-        token that every step gives."""
-        tokens, reach = 1.0, 1.0
-        for ahead in range(window):
-            reach *= self.chance(match + ahead)
-            tokens += reach
-        return Outlook(tokens, 1 - reach)
+        return self._class_of[min(match, len(self._class_of) - 1)]
 
 
 @dataclass(slots=True)
@@ -136,8 +137,7 @@ class Learned:
     next: never below 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A window to send, and the tokens a second to expect from it; 0 guesses where nothing pays."""
 
     window: int
@@ -147,8 +147,7 @@ class Choice:
 NOTHING = Choice(0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(NamedTuple):
     """What a size promises: so many tokens, for `beside_s` seconds beside its step."""
 
     window: int
@@ -194,13 +193,10 @@ class WindowChooser:
             return NOTHING
         if source is Source.MODEL and learned.drafting_s is None:
             return NOTHING
-        acceptance = learned.acceptance[source]
-        offers = []
-        for window in WINDOWS[1:]:
-            if window > limit:
-                break
-            outlook = acceptance.outlook(match, window)
-            offers.append(_Offer(window, outlook.tokens, self._beside_s(source, window, outlook)))
+        offers = [
+            _Offer(outlook.window, outlook.tokens, self._beside_s(source, outlook))
+            for outlook in learned.acceptance[source].outlooks(match, limit)
+        ]
         best = Choice(0, MARGIN / plain_s)
         for offer in offers:
             cost = learned.costs[offer.window]
@@ -229,12 +225,12 @@ class WindowChooser:
             below = offer.window
         return None
 
-    def _beside_s(self, source: Source, window: int, outlook: Outlook) -> float:
+    def _beside_s(self, source: Source, outlook: Outlook) -> float:
         """What a window takes beside its own step: making the draft, and undoing what is rejected."""
         undoing_s = self._learned.rollback_s * outlook.rejection
         if source is Source.TEXT:
             return undoing_s
-        return undoing_s + (self._learned.drafting_s or 0.0) * (window + 1)
+        return undoing_s + (self._learned.drafting_s or 0.0) * (outlook.window + 1)
 
     def _can_lose(self, seconds: float) -> bool:
         return self._learned.lost_s + max(0.0, seconds) <= self._learned.costs[0].seconds + self._credit_s
