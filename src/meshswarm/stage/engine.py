@@ -32,10 +32,12 @@ from meshswarm.stage.engine_jobs import (
     TopK,
     check_job,
 )
+from meshswarm.stage.engine_memory import EngineMemory, check_room, room
 from meshswarm.stage.engine_thread import Answer, CopyOrder, EngineThread, Order, Released, Shared, Submitted, Weighed
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.llama import CELLS_STEP, MAX_SLOTS, LlamaSpan, numclass
+from meshswarm.stage.kv_layers import session_cells
+from meshswarm.stage.llama import MAX_SLOTS, LlamaSpan, foreseen_memory, numclass
 from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.profile import exact_obstacle
 from meshswarm.stage.threads import ThreadTimes, ThreadWatch, time_counts
@@ -59,7 +61,8 @@ class SpanEngine:
     """Computes the layers `span` of a model for up to `n_slots` sessions at once, each in a slot of its own.
 
     A slot's jobs are computed in the order of their submission. `numclass` names what its bits depend on, `speed` what
-    was measured at load, `exact_obstacle` why the profile `EXACT` is not to be had here (None: it is).
+    was measured at load, `memory` what llama.cpp says it took, `exact_obstacle` why the profile `EXACT` is not to be
+    had here (None: it is), `rollback` how a session can go back.
     """
 
     @classmethod
@@ -83,16 +86,25 @@ class SpanEngine:
         `n_layers` is the whole model's. Every slot holds `n_ctx` positions; one step has up to `max_rows` rows.
         `native` picks the tap (None: the native one where it was built). `thread_counts`, descending: the best of them
         is found and taken instead of `n_threads`; `thread_times` then tells what was measured. Raises ConfigError for
-        sizes that cannot be, LlamaError when llama.cpp refuses the file, ArtifactError when its header is malformed,
-        EngineError when it is not this span.
+        sizes that cannot be, OutOfMemoryError for what does not fit, LlamaError when llama.cpp refuses the file,
+        ArtifactError when its header is malformed, EngineError when it is not this span.
         """
         if not (n_ctx >= 1 and n_threads >= 1 and 1 <= n_slots <= min(MAX_SLOTS, max_rows) and max_rows >= 2):
             raise ConfigError(
                 f"an engine cannot have a context of {n_ctx}, {n_slots} slots, {n_threads} threads and steps of "
                 f"{max_rows} rows: at least 1, 1, 1 and 2, and not more than {MAX_SLOTS} slots or one a row"
             )
-        n_cells = -(-(n_ctx + 1) // CELLS_STEP) * CELLS_STEP  # one more than n_ctx, for the dummy row of `EXACT`
+        n_cells = session_cells(n_ctx)
         max_rows = min(max_rows, n_cells)
+        if not offload.devices:
+
+            def foresee(n_sessions: int, n_ctx: int) -> EngineMemory:
+                n_cells = session_cells(n_ctx)
+                return foreseen_memory(
+                    slice_path, n_cells=n_cells, n_slots=n_sessions, max_rows=max_rows, options=llama_options
+                )
+
+            check_room(foresee, room(), n_sessions=n_slots, n_ctx=n_ctx)
         llama = LlamaSpan(
             slice_path,
             n_cells=n_cells,
@@ -138,6 +150,7 @@ class SpanEngine:
             needs_tokens=family is not None and family.needs_tokens,
         )
         self.exact_obstacle = obstacle
+        self.memory = llama.memory
         self.n_embd = llama.n_embd
         self.row_width = self._shape.row_width
         self.needs_tokens = self._shape.needs_tokens

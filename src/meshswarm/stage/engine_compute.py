@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshswarm.errors import MeshswarmError
-from meshswarm.stage.engine_jobs import EngineError, Job, JobResult, SliceShape, TopK
+from meshswarm.stage.engine_jobs import EngineError, EngineInputError, Job, JobResult, SliceShape, TopK
 from meshswarm.stage.engine_slots import MAX_LEAD_ROWS, Rows, Slots
 from meshswarm.stage.engine_topk import TopKReducer
 from meshswarm.stage.families.family import Family, Rollback
@@ -129,6 +129,8 @@ class SpanComputer:
             self._catch_up(job, lead)
             lead = None
         n_real = job.n_rows + (0 if lead is None else len(lead))
+        if n_real > self._llama.max_rows:
+            raise EngineInputError(f"a step of {job.n_rows} rows is too long after one that has to be computed again")
         n_dummies = max(0, EXACT_MIN_ROWS - n_real) if job.profile is Profile.EXACT else 0
         return _Run(job, lead, n_dummies)
 

@@ -6,10 +6,14 @@ positions and slots, because a wrong one ends the process in a GGML_ASSERT. One 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
+import threading
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +24,13 @@ from numpy.typing import NDArray
 
 from meshswarm.errors import LocalError
 from meshswarm.stage.devices import ON_CPU, Offload, device_pointers
-from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.engine_memory import EngineMemory, read_memory
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions, LoadMode
 from meshswarm.stage.tap import Tap
 
-_LOG_LEVELS_KEPT = (3, 4)  # enum ggml_log_level: warnings and errors
+_LOG_INFO = 2  # enum ggml_log_level
+_LOG_LEVELS_KEPT = (3, 4)  # warnings and errors
 _PARTIAL = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-CELLS_STEP = 256
-"""llama.cpp rounds the cells of a slot up to a multiple of this."""
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
 
@@ -39,10 +43,31 @@ _logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get
 """The package's own `llama_get_logits` gives a pointer object, which costs 20 microseconds to look into."""
 
 
+class _Listener(threading.local):
+    """Where this thread's information lines go, while somebody wants them."""
+
+    lines: list[str] | None = None
+
+
+_listener = _Listener()
+
+
 @llama.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
 def _keep_last_words(level: int, text: bytes, _user_data: int) -> None:
     if level in _LOG_LEVELS_KEPT:
         _last_words.append(text.decode(errors="replace").strip())
+    elif level == _LOG_INFO and _listener.lines is not None:
+        _listener.lines.append(text.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[list[str]]:
+    """What llama.cpp tells this thread."""
+    lines = _listener.lines = []
+    try:
+        yield lines
+    finally:
+        _listener.lines = None
 
 
 def start_llama() -> None:
@@ -116,12 +141,40 @@ def numclass(options: LlamaOptions = DEFAULT_OPTIONS, offload: Offload = ON_CPU)
     return f"{kind}-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
 
 
+def foreseen_memory(
+    path: Path, *, n_cells: int, n_slots: int, max_rows: int, options: LlamaOptions = DEFAULT_OPTIONS
+) -> EngineMemory:
+    """What a LlamaSpan made with the same arguments on the CPU would hold, without taking it: llama.cpp's own dry run,
+    some milliseconds. Raises LlamaError when the slice does not load."""
+    start_llama()
+    params = model_params(options)
+    is_mapped = options.load_mode in (LoadMode.MMAP, LoadMode.MMAP_MLOCK)
+    params.no_alloc, params.load_mode = True, LoadMode.NONE
+    with _listening() as lines:
+        _last_words.clear()
+        model = llama.llama_model_load_from_file(os.fsencode(path), params)
+        if model is None:
+            raise LlamaError(f"llama.cpp cannot load {path}: {_said()}")
+        weights_bytes = int(llama.llama_model_size(model))
+        context = llama.llama_init_from_model(
+            model,
+            context_params(n_cells=n_cells, n_slots=n_slots, n_threads=1, max_rows=max_rows, options=options),
+        )
+        if context is not None:
+            llama.llama_free(context)
+        llama.llama_model_free(model)
+        if context is None:
+            raise LlamaError(f"llama.cpp cannot make a context for {path}: {_said()}")
+    memory = read_memory(lines)
+    return replace(memory, weights_bytes=weights_bytes, mapped_bytes=weights_bytes if is_mapped else 0)
+
+
 class LlamaSpan:
     """A loaded slice with its KV cache and the buffers of one batch.
 
     A batch is what stands in the first rows of these arrays, one row of the batch each: `tokens` int32, `positions`
     int32, `slots` int32, `wanted` int8 (1: keep this row in the last layer, and give its logits). Every array has
-    `max_rows` rows. Raises LlamaError when the slice does not load.
+    `max_rows` rows. `memory` is what llama.cpp says it took. Raises LlamaError when the slice does not load.
     """
 
     def __init__(
@@ -139,6 +192,35 @@ class LlamaSpan:
         start_llama()
         if options.numa:
             llama.llama_numa_init(options.numa)
+        with _listening() as lines:
+            self._load(
+                path,
+                n_cells=n_cells,
+                n_slots=n_slots,
+                n_threads=n_threads,
+                max_rows=max_rows,
+                native=native,
+                options=options,
+                offload=offload,
+            )
+        self.memory = read_memory(lines)
+        self._memory = llama.llama_get_memory(self._context)
+        self._logits: NDArray[np.float32] | None = None
+        self._logits_at = (0, 0)
+        self._make_batch()
+
+    def _load(
+        self,
+        path: Path,
+        *,
+        n_cells: int,
+        n_slots: int,
+        n_threads: int,
+        max_rows: int,
+        native: bool | None,
+        options: LlamaOptions,
+        offload: Offload,
+    ) -> None:
         _last_words.clear()
         self._context: llama.llama_context_p | None = None
         self._model = llama.llama_model_load_from_file(os.fsencode(path), model_params(options, offload))
@@ -167,10 +249,6 @@ class LlamaSpan:
         if self._context is None:
             self.close()
             raise LlamaError(f"llama.cpp cannot make a context for {path}: {_said()}")
-        self._memory = llama.llama_get_memory(self._context)
-        self._logits: NDArray[np.float32] | None = None
-        self._logits_at = (0, 0)
-        self._make_batch()
 
     def _make_batch(self) -> None:
         n = self.max_rows
