@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from tests.head.engine_route import EngineRoute
 
 from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.artifacts.store import Store
@@ -24,9 +24,7 @@ from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.head.speculation import Learned, WindowChooser
 from meshswarm.head.text_stream import TextStream
 from meshswarm.head.vocabulary import Vocabulary
-from meshswarm.stage.engine import Job, JobResult
-from meshswarm.stage.messages import Row
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine import Job
 from meshswarm.stage.slices import Slices
 
 N_CTX = 255
@@ -160,41 +158,9 @@ def test_another_vocabulary_is_refused_and_both_models_are_named(
         draft.check_vocabulary(other, "Tiny Llama")
 
 
-class SlowRoute:
-    """The same model behind a long way: steps come back `delay_s` later, as if from far peers."""
-
-    def __init__(self, engine: Any, delay_s: float) -> None:
-        self._engine = engine
-        self._slot: int = engine.acquire_slot()
-        self._delay_s = delay_s
-        self._length = 0
-        self._seq = -1
-        self.listener: Any = None
-
-    def push(self, tokens: list[int], *, truncate_to: int | None = None, n_draft: int = 0) -> None:
-        if truncate_to is not None:
-            self._length = truncate_to
-        self._seq += 1
-        job = Job(
-            slot=self._slot, pos0=self._length, truncate_to=truncate_to, tokens=np.array(tokens, np.int32), hidden=None,
-            stop_layer=30, outputs=tuple(range(len(tokens) - 1 - n_draft, len(tokens))), top_k=1, temperature=0.0,
-            profile=Profile.EXACT,
-        )  # fmt: skip
-        self._length += len(tokens)
-        self._engine.submit(job, self._on_done)
-
-    def request_full_row(self, seq: int, row: int) -> None:
-        raise AssertionError("a greedy answer needs no whole row")
-
-    def _on_done(self, outcome: JobResult | Exception) -> None:
-        assert isinstance(outcome, JobResult) and outcome.rows is not None
-        rows = tuple(Row(top.ids.tobytes(), top.logits.tobytes(), 0.0) for top in outcome.rows)
-        asyncio.get_running_loop().call_later(self._delay_s, self.listener.on_rows, self._seq, rows)
-
-
 async def answered(model: DraftModel, vocabulary: Vocabulary, *, with_drafts: bool) -> tuple[list[int], Finished]:
     prompt = vocabulary.encode("Once upon a time there was a fox who")
-    route = SlowRoute(model._engine, 0.15)
+    route = EngineRoute(model._engine, 30, delay_s=0.15)
     session = begun(model, prompt) if with_drafts else None
     lookahead = Lookahead(
         SuffixDrafter(prompt), WindowChooser(Learned()), vocabulary.is_end_of_generation, session,
@@ -208,7 +174,7 @@ async def answered(model: DraftModel, vocabulary: Vocabulary, *, with_drafts: bo
     async with asyncio.timeout(120):
         events = [event async for event in answer.events()]
     lookahead.close()
-    model._engine.release_slot(route._slot)
+    route.close()
     assert isinstance(events[-1], Finished)
     return answer.tokens, events[-1]
 
