@@ -1,0 +1,43 @@
+"""Models of other families than the embedded one's, through real peers: a running state, wide rows with their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.client import client_of, wait_until_ready
+from tests.e2e.conftest import PeerStarter
+from tests.stage.tiny_models import N_VOCAB, write_tiny
+
+from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+
+PROMPT = [(7 * n * n + 13 * n + 11) % N_VOCAB for n in range(40)]
+
+
+def answer(api: str) -> Any:
+    """A greedy answer in the exact profile, of which no bit depends on how rows are grouped on their way."""
+    return client_of(api).completions.create(
+        model=wait_until_ready(api),
+        prompt=PROMPT,
+        temperature=0,
+        max_tokens=40,
+        extra_body={"ignore_eos": True, "profile": "exact"},
+    )
+
+
+@pytest.mark.parametrize(("name", "cut"), [("qwen35moe", 3), ("deepseek4", 4)])
+def test_a_split_model_answers_like_the_whole_one(start_peer: PeerStarter, tmp_path: Path, name: str, cut: int) -> None:
+    model = write_tiny(name, tmp_path / f"{name}-tiny.gguf")
+    n_layers = check_hyperparameters(read_header(model)).n_layers
+    options = ("--model", str(model), "--ctx", "512")
+    whole = answer(start_peer(*options, swarm=f"{start_peer.swarm}-whole").api)
+    first = start_peer(*options, "--layers", f"0:{cut}")
+    last = start_peer(*options, "--layers", f"{cut}:{n_layers}", "--join", first.address)
+    assert len(set(whole.choices[0].text)) > 10, "it repeats itself, so it proves little"
+    for peer in (first, last):
+        split = answer(peer.api)
+        assert split.choices[0].text == whole.choices[0].text
+        assert split.usage.completion_tokens == 40
+        hops = [hop["layers"] for hop in split.model_extra["meshswarm"]["route"]]
+        assert hops == [f"0:{cut}", f"{cut}:{n_layers}"]
