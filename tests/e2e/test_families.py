@@ -1,4 +1,4 @@
-"""Models of other families than the embedded one's, through real peers: a running state, wide rows with their tokens."""
+"""Models of other families than the embedded one's through real peers: a running state, wide rows beside tokens."""
 
 from __future__ import annotations
 
