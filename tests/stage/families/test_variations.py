@@ -6,20 +6,11 @@ an old file lays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Encoding
-from tests.stage.chain import Session
-from tests.stage.family_parity import Proof, Row, differences, prompt_of, route
-from tests.stage.tiny_models import write_tiny
-from tests.stage.unsplit import Unsplit
-
-from meshswarm.stage.profile import Profile
+from tests.stage.variations import Variation, check_variation, keys
 
 OWN_HEAD_SIZE = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
 """Not the width shared out among the heads, as in models whose attention scale depends on their number of layers."""
@@ -36,28 +27,6 @@ AS_BY_DEFAULT = [True] * 5 + [False] + [True] * 2
 ARRAYS = {"attention.head_count_kv": [2] * 4, "feed_forward_length": [96] * 4}
 EXPERT_ARRAYS = {"expert_used_count": [2] * 4, "expert_feed_forward_length": [64] * 4}
 WITH_ROPE_FREQS = r".*[._]scale|.*\.bias"
-
-
-@dataclass(frozen=True)
-class Variation:
-    """A tiny model, what about it is changed, and where it is cut (None: everywhere it can be).
-
-    `is_same`: the change is another way to write the same model.
-    """
-
-    name: str
-    what: str
-    changes: Mapping[str, Any]
-    at: tuple[int, ...] | None = None
-    is_same: bool = False
-
-    @property
-    def id(self) -> str:
-        return f"{self.name}, {self.what}"
-
-
-def keys(**settings: Any) -> dict[str, Any]:
-    return {"keys": {name.replace("__", "."): value for name, value in settings.items()}}
 
 
 VARIATIONS = [
@@ -109,15 +78,4 @@ VARIATIONS = [
 
 @pytest.mark.parametrize("variation", VARIATIONS, ids=[variation.id for variation in VARIATIONS])
 async def test_a_variation_computes_the_unsplit_models_bits(variation: Variation, tmp_path: Path) -> None:
-    (tmp_path / "family").mkdir()
-    proof = Proof(Row(variation.name, variation.changes), tmp_path / "family")
-    steps = proof.conversation(Profile.FAST).steps
-    chains = proof.span_chains() if variation.at is None else [proof.spans(*variation.at)]
-    for spans in chains:
-        with Session(proof.hops(spans), Profile.FAST) as session:
-            assert not await differences(session, steps), f"through {route(spans)}"
-    await proof.close()
-    plain = Unsplit(write_tiny(variation.name, tmp_path / "plain.gguf"))
-    rows = plain.rows(prompt_of(64), 0, range(64))
-    plain.close()
-    assert np.array_equal(rows, steps[0].logits) is variation.is_same, "the change is not what it is said to be"
+    await check_variation(variation, tmp_path)

@@ -12,17 +12,19 @@ from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern, R
 
 _SHAPE = frozenset({"block_count", "context_length", "embedding_length", "vocab_size"})
 _ATTENTION = frozenset({"attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon"})
-_ROPE = frozenset({"rope.dimension_count", "rope.freq_base"})
-_YARN = frozenset(
-    {
-        "rope.scaling.factor",
-        "rope.scaling.original_context_length",
-        "rope.scaling.type",
-        "rope.scaling.yarn_log_multiplier",
-    }
-)
-_YARN_TEXTS = MappingProxyType({"rope.scaling.type": frozenset({"none", "linear", "yarn"})})
+_ROPE = frozenset({"rope.dimension_count", "rope.freq_base"}) | {
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+}
+_ROPE_TYPES = MappingProxyType({"rope.scaling.type": frozenset({"none", "linear", "yarn"})})
 _EXPERTS = frozenset({"expert_count", "expert_gating_func", "expert_shared_count", "expert_weights_norm"}) | {
+    "expert_group_count",
+    "expert_group_used_count",
     "expert_shared_feed_forward_length",
     "expert_weights_scale",
 }
@@ -35,6 +37,7 @@ _MLA = frozenset({"attention.q_lora_rank", "attention.kv_lora_rank"}) | {
 }
 # llama.cpp takes the number of heads from layer 0 alone where it sizes a head: an array with 0 there breaks a slice.
 _HEADS = frozenset({"attention.head_count"})
+_YARN_LOG = "rope.scaling.yarn_log_multiplier"
 _KV_HEADS = "attention.head_count_kv"
 _RECURRENT = "attention.recurrent_layers"
 _RATIOS = "attention.compress_ratios"
@@ -79,6 +82,7 @@ _DELTA_NET_PATTERN = Pattern(_RECURRENT, period_key="full_attention_interval", d
 _DELTA_NETS = (
     Family(
         architecture="qwen35",
+        proved_texts=_ROPE_TYPES,
         inject_node="model.input_embed",
         rollback=Rollback.STATE,
         common_keys=_DELTA_NET_KEYS | {"rope.dimension_sections"},
@@ -88,6 +92,7 @@ _DELTA_NETS = (
     ),
     Family(
         architecture="qwen35moe",
+        proved_texts=_ROPE_TYPES,
         inject_node="model.input_embed",
         rollback=Rollback.STATE,
         common_keys=_DELTA_NET_KEYS | _EXPERTS | {"rope.dimension_sections"},
@@ -98,6 +103,7 @@ _DELTA_NETS = (
     ),
     Family(
         architecture="qwen3next",
+        proved_texts=_ROPE_TYPES,
         inject_node="model.embed_tokens",
         rollback=Rollback.STATE,
         common_keys=_DELTA_NET_KEYS | _EXPERTS,
@@ -111,6 +117,7 @@ _DELTA_NETS = (
 _CONVOLUTIONS = (
     Family(
         architecture="lfm2",
+        proved_texts=_ROPE_TYPES,
         inject_node="model.embed_tokens",
         rollback=Rollback.STATE,
         # Not "attention.sliding_window": a third kind of memory, unproved.
@@ -122,6 +129,7 @@ _CONVOLUTIONS = (
     ),
     Family(
         architecture="lfm2moe",
+        proved_texts=_ROPE_TYPES,
         inject_node="model.embed_tokens",
         rollback=Rollback.STATE,
         common_keys=_SHAPE | _ATTENTION | _ROPE | _EXPERTS | {"shortconv.l_cache"},
@@ -136,6 +144,7 @@ _CONVOLUTIONS = (
 _MAMBAS = (
     Family(
         architecture="granitehybrid",
+        proved_texts=_ROPE_TYPES,
         rollback=Rollback.STATE,
         common_keys=_SHAPE
         | _ATTENTION
@@ -152,6 +161,7 @@ _MAMBAS = (
     *(
         Family(
             architecture=architecture,
+            proved_texts=_ROPE_TYPES,
             # Its "l_out" stands before the residual is added, and in feed-forward layers only.
             capture_node="nemotron_h_block_out-{layer}",
             rollback=Rollback.STATE,
@@ -174,15 +184,16 @@ _MAMBAS = (
 _SPARSE_ATTENTION = (
     Family(
         architecture="deepseek32",
-        common_keys=_SHAPE | _ATTENTION | _ROPE | _YARN | _MLA | _EXPERTS | _INDEXER,
+        proved_texts=_ROPE_TYPES,
+        common_keys=_SHAPE | _ATTENTION | _ROPE | _MLA | _EXPERTS | _INDEXER | {_YARN_LOG},
         uniform_keys=_HEADS | {_KV_HEADS, "feed_forward_length"},
         layer_keys=_EXPERT_LAYERS,
         count_keys=frozenset({"leading_dense_block_count"}),
-        proved_texts=_YARN_TEXTS,
     ),
     Family(
         architecture="glm-dsa",
-        common_keys=_SHAPE | _ATTENTION | _ROPE | _MLA | _EXPERTS | _INDEXER,
+        proved_texts=_ROPE_TYPES,
+        common_keys=_SHAPE | _ATTENTION | _ROPE | _MLA | _EXPERTS | _INDEXER | {_YARN_LOG},
         uniform_keys=_HEADS | {_KV_HEADS, "feed_forward_length"},
         layer_keys=_EXPERT_LAYERS,
         # A layer without an indexer works with the positions that the last one with an indexer picked.
@@ -192,6 +203,7 @@ _SPARSE_ATTENTION = (
     ),
     Family(
         architecture="deepseek4",
+        proved_texts=_ROPE_TYPES,
         # Four residual streams a position. The first layers choose experts by token.
         capture_node="l_last-{layer}",
         inject_node="hc_init",
@@ -201,7 +213,6 @@ _SPARSE_ATTENTION = (
         common_keys=_SHAPE
         | _ATTENTION
         | _ROPE
-        | _YARN
         | _EXPERTS
         | _INDEXER
         | {
@@ -210,6 +221,7 @@ _SPARSE_ATTENTION = (
             "attention.output_lora_rank",
             "attention.q_lora_rank",
             "attention.sliding_window",
+            "embedding_length_out",
             "hyper_connection.count",
             "hyper_connection.epsilon",
             "hyper_connection.sinkhorn_iterations",
@@ -217,7 +229,6 @@ _SPARSE_ATTENTION = (
         uniform_keys=_HEADS | {_KV_HEADS, "feed_forward_length", "swiglu_clamp_exp", "swiglu_clamp_shexp"},
         layer_keys=_EXPERT_LAYERS | {_RATIOS},
         count_keys=frozenset({"hash_layer_count"}),
-        proved_texts=_YARN_TEXTS,
         shared_tensors=frozenset(
             {"output_norm.weight", "output_hc_base.weight", "output_hc_fn.weight", "output_hc_scale.weight"}
         ),
