@@ -370,3 +370,11 @@ class LogMachine(RuleBasedStateMachine):
 
 LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestRandomLives = LogMachine.TestCase
+
+
+def test_a_session_that_began_as_a_copy_keeps_no_rows_because_the_first_are_not_there() -> None:
+    hop = ActivationLog(LogLimits(), None).open(Retention.MEMORY, n_copied=10)
+    assert not hop.append(0, 10, 2, bytes(8))
+    assert (hop.end, hop.kept_to, hop.evicted) == (12, 0, True)
+    hop.truncate_to(0)
+    assert hop.append(1, 0, 1, bytes(4)), "from the beginning on it is a log like any other"

@@ -117,9 +117,9 @@ class Replay:
 class HopLog:
     """The rows one sender sent to one receiver in one session. Made by `ActivationLog.open`."""
 
-    def __init__(self, log: ActivationLog, retention: Retention, spill: SpillFile | None) -> None:
+    def __init__(self, log: ActivationLog, retention: Retention, spill: SpillFile | None, end: int) -> None:
         self.retention = retention
-        self.end = 0  # the position after the last row sent
+        self.end = end  # the position after the last row sent
         self.kept_to = 0  # rows [0, kept_to) can be read back
         self.memory_bytes = 0
         self.disk_bytes = 0
@@ -253,10 +253,13 @@ class ActivationLog:
         self._to_wipe: list[SpillFile] = []
         self._running: SpillBatch | None = None
 
-    def open(self, retention: Retention) -> HopLog:
-        """A log for one hop of one session."""
+    def open(self, retention: Retention, n_copied: int = 0) -> HopLog:
+        """A log for one hop of one session. A session that began as a copy of `n_copied` positions has none of their
+        rows to send again, so it keeps none at all: what is kept begins at position 0."""
         on_disk = retention is Retention.DISK and self._folder is not None
-        hop = HopLog(self, retention, SpillFile(self._folder) if on_disk and self._folder is not None else None)
+        hop = HopLog(
+            self, retention, SpillFile(self._folder) if on_disk and self._folder is not None else None, n_copied
+        )
         self._open.add(hop)
         return hop
 

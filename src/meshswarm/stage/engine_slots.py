@@ -152,6 +152,11 @@ class Slots:
         is_all = n_positions == self.n_held[source]
         if self.rollback is Rollback.STATE and not is_all and (saved is None or n_positions < saved.position):
             raise EngineInputError(f"this model cannot give its first {n_positions} positions to another session")
+        if saved is not None:
+            # The source goes back first: a saved state put into another slot than its own, behind copied positions,
+            # gave other bits (deepseek4, measured with llama-cpp-python 0.3.36).
+            self._restore(source, saved)
+            saved = self._saved[source] = replace(saved, is_left=True)
         self._llama.copy(source, target)
         self.n_held[target] = self.n_held[source]
         if self.rollback is Rollback.KV:
@@ -160,7 +165,7 @@ class Slots:
             return
         if saved is not None:
             inputs = saved.inputs.first(n_positions - saved.position)
-            self._saved[target] = replace(saved, inputs=inputs, is_left=saved.is_left or not is_all)
+            self._saved[target] = replace(saved, inputs=inputs)
             self.n_held[target] = n_positions
 
     def clear(self, slot: int) -> None:

@@ -18,9 +18,9 @@ class SentRows:
         self._spilling: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
-    def open(self) -> HopLog:
-        """A log for one session's hop."""
-        return self.log.open(Retention.DISK)
+    def open(self, n_copied: int = 0) -> HopLog:
+        """A log for one session's hop, which begins with `n_copied` positions of which the rows are not kept."""
+        return self.log.open(Retention.DISK, n_copied)
 
     def keep(self, hop: HopLog, step: Step) -> None:
         """`step` was just sent."""

@@ -85,7 +85,7 @@ class ServedSession:
         self._release_hold: Callable[[], None] | None = None
         self._forget_next: Callable[[], None] | None = None
         self._is_open = False
-        self._sent = server.sent.open()
+        self._sent = server.sent.open(self.core.length)
         self._receipt: bytes | None = None
         self._loop = asyncio.get_running_loop()
         self._opened_s = self._turn_s = self._used_s = self._loop.time()
