@@ -41,3 +41,20 @@ def test_a_split_model_answers_like_the_whole_one(start_peer: PeerStarter, tmp_p
         assert split.usage.completion_tokens == 40
         hops = [hop["layers"] for hop in split.model_extra["meshswarm"]["route"]]
         assert hops == [f"0:{cut}", f"{cut}:{n_layers}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "layers", "sentence"),
+    [
+        ("smollm3", {}, "2:8", "cannot be served alone: this model can be cut before 4, 8 of its layers 0:12"),
+        ("granite", {"keys": {"deepstack_mapping": [1, 2, 3, 4]}}, "0:2", "granite.deepstack_mapping means to a part"),
+    ],
+)
+def test_layers_that_cannot_be_cut_out_are_refused_with_the_reason(
+    start_peer: PeerStarter, tmp_path: Path, name: str, changes: dict[str, Any], layers: str, sentence: str
+) -> None:
+    model = write_tiny(name, tmp_path / f"{name}-tiny.gguf", **changes)
+    peer = start_peer("--model", str(model), "--layers", layers, wait=False)
+    assert peer.process.wait(timeout=60) != 0
+    said = "".join(line or "" for line in list(peer.lines.queue))
+    assert sentence in said and not peer.errors()
