@@ -84,10 +84,13 @@ def test_most_models_can_be_cut_between_any_two_layers(tiny: Tiny, name: str) ->
         ("llama4", {}, (0, 4, 8)),
         ("llama4", {"interleave_moe_layer_step": 3}, (0,)),
         ("glm-dsa", {}, (0, 2, 3, 5)),
+        ("glm-dsa", {"attention.indexer.types": None, "context_length": 1 << 20}, (0, 1, 2)),
+        ("deepseek4", {}, (0, 1, 2, 3, 4, 5, 6)),
+        ("deepseek4", {"attention.compress_ratios": [4, 0, 128, 0, 128, 4, 128, 0]}, (0, 1, 2, 3, 4, 5)),
     ],
 )
 def test_some_can_be_cut_at_their_periods_only(
-    tiny: Tiny, name: str, keys: dict[str, int], starts: tuple[int, ...]
+    tiny: Tiny, name: str, keys: dict[str, Any], starts: tuple[int, ...]
 ) -> None:
     header = tiny(name, keys=keys)
     cuts = legal_cuts(header)
@@ -104,9 +107,15 @@ def test_some_can_be_cut_at_their_periods_only(
 
 
 def test_a_sentence_says_where(tiny: Tiny) -> None:
-    assert legal_cuts(tiny("smollm3")).sentence == "can be cut before 4, 8 of its layers 0:12"
+    period = "llama.cpp counts a period of {} layers from the first one it has"
+    assert legal_cuts(tiny("smollm3")).sentence == f"can be cut before 4, 8 of its layers 0:12: {period.format(4)}"
     nowhere = tiny("llama4", keys={"interleave_moe_layer_step": 3})
-    assert legal_cuts(nowhere).sentence == "can be cut nowhere in its 12 layers"
+    assert legal_cuts(nowhere).sentence == f"can be cut nowhere in its 12 layers: {period.format(12)}"
+    sparse = "can be cut before 2, 3, 5 of its layers 0:6: a span starts at a layer with an indexer of its own"
+    assert legal_cuts(tiny("glm-dsa")).sentence == sparse
+    assert legal_cuts(tiny("deepseek4")).sentence.endswith(
+        "0:8: the last span holds a layer of attention compressed by 4"
+    )
     with pytest.raises(IllegalCutError, match="the layers 2:4 cannot be served alone: this model can be cut before 4"):
         check_cut(tiny("smollm3"), Span(2, 4))
 
@@ -246,3 +255,24 @@ def test_a_number_of_layers_with_a_meaning_is_kept_or_kept_clear_of(
     tiny: Tiny, name: str, n_layers: int, span: Span, n_pads: int
 ) -> None:
     assert len(slice_pads(tiny(name, n_layers=n_layers), span)) == n_pads
+
+
+@pytest.mark.parametrize(
+    ("name", "span", "pads"),
+    [
+        ("qwen35", Span(0, 2), (7,)),  # an attention layer
+        ("qwen35", Span(3, 4), (6,)),  # a recurrent one
+        ("qwen35", Span(2, 4), ()),
+        ("qwen35", Span(0, 4), (4,)),  # the usual one
+        ("nemotron_h", Span(1, 2), (5, 3)),  # a feed-forward layer is neither
+        ("granitehybrid", Span(2, 3), (4,)),
+        ("lfm2", Span(0, 1), (4,)),
+        ("deepseek4", Span(3, 4), (6,)),
+        ("deepseek4", Span(5, 8), ()),
+        ("glm-dsa", Span(2, 3), ()),
+    ],
+)
+def test_a_slice_gets_a_zero_layer_of_every_kind_it_lacks(
+    tiny: Tiny, name: str, span: Span, pads: tuple[int, ...]
+) -> None:
+    assert slice_pads(tiny(name), span) == pads

@@ -26,11 +26,13 @@ class IllegalCutError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class LegalCuts:
-    """Where spans of a model may start and stop: at `starts`, and stop at its end. `refusal`: why it is never split."""
+    """Where spans of a model may start and stop: at `starts`, and stop at its end. `refusal`: why it is never split;
+    `reason`: why not elsewhere, as a clause, empty where it may be cut anywhere."""
 
     n_layers: int
     starts: tuple[int, ...]
     refusal: str | None
+    reason: str = ""
 
     @property
     def sentence(self) -> str:
@@ -40,8 +42,9 @@ class LegalCuts:
         if len(self.starts) == self.n_layers:
             return f"can be cut between any two of its {self.n_layers} layers"
         if len(self.starts) == 1:
-            return f"can be cut nowhere in its {self.n_layers} layers"
-        return f"can be cut before {', '.join(map(str, self.starts[1:]))} of its layers 0:{self.n_layers}"
+            return f"can be cut nowhere in its {self.n_layers} layers: {self.reason}"
+        starts = ", ".join(map(str, self.starts[1:]))
+        return f"can be cut before {starts} of its layers 0:{self.n_layers}: {self.reason}"
 
     def allow(self, span: Span) -> bool:
         is_whole = span == Span(0, self.n_layers)
@@ -59,7 +62,8 @@ def legal_cuts(header: GgufHeader, proofs: Proofs | None = None) -> LegalCuts:
     facts = layer_facts(header, family, shape.n_layers)
     multiple = _start_multiple(header, family)
     starts = range(multiple, shape.n_layers, multiple)
-    return LegalCuts(shape.n_layers, (0, *(at for at in starts if _may_start(family, facts, at))), None)
+    legal = (0, *(at for at in starts if _may_start(family, facts, at)))
+    return LegalCuts(shape.n_layers, legal, None, _start_rule(family, multiple))
 
 
 def _may_start(family: Family, facts: Sequence[Facts], layer: int) -> bool:
@@ -68,6 +72,19 @@ def _may_start(family: Family, facts: Sequence[Facts], layer: int) -> bool:
         return False
     rest = Span(layer, len(facts))
     return family.zero_layers_compute_nothing or not any(_is_lacking(kind, facts, rest) for kind in family.needed_kinds)
+
+
+def _start_rule(family: Family, multiple: int) -> str:
+    """What holds of every start, as a clause."""
+    rules = []
+    if multiple > 1:
+        rules.append(f"llama.cpp counts a period of {multiple} layers from the first one it has")
+    if family.start_kind is not None:
+        rules.append(f"a span starts at a layer {family.start_kind.name}")
+    if not family.zero_layers_compute_nothing:
+        kinds = " and ".join(kind.name for kind in family.needed_kinds)
+        rules.append(f"the last span holds a layer of {kinds}")
+    return ", and ".join(rules)
 
 
 def check_cut(header: GgufHeader, span: Span, proofs: Proofs | None = None) -> Family | None:
