@@ -178,6 +178,82 @@ async def test_the_waiting_steps_of_a_released_slot_fail(engine: SpanEngine) -> 
     assert isinstance(await engine.run(ids_job(other, 0, 2)), JobResult)
 
 
+async def test_sequences_are_given_out_in_the_order_of_first_jobs_not_of_opening(engine: SpanEngine) -> None:
+    """So that the sessions of a route are neighbours on all its spans, whoever was quicker at opening."""
+    slots = [taken(engine) for _ in range(3)]
+    for slot in reversed(slots):
+        await engine.run(ids_job(slot, 0, 3 + slot))
+    assert engine._thread is not None
+    assert engine._thread._sequence_of == {2: 0, 1: 1, 0: 2}
+    for slot in slots:
+        full = engine.full_row(slot, 0).copy()
+        engine.release_slot(slot)
+        assert taken(engine) == slot
+        await engine.run(ids_job(slot, 0, 3 + slot))
+        assert np.array_equal(engine.full_row(slot, 0), full)
+
+
+async def copied(engine: SpanEngine, source: int, target: int, n_positions: int) -> Exception | None:
+    done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    engine.copy_slot(source, target, n_positions, done.set_result)
+    return await done
+
+
+async def test_a_session_may_begin_as_a_copy_of_anothers_beginning(engine: SpanEngine) -> None:
+    source, target, straight = (taken(engine) for _ in range(3))
+    await engine.run(ids_job(source, 0, 20))
+    await engine.run(ids_job(straight, 0, 12))
+    assert await copied(engine, source, target, 12) is None
+    for slot in (target, straight):
+        await engine.run(ids_job(slot, 12, 15))
+    assert np.array_equal(engine.full_row(target, 0), engine.full_row(straight, 0))
+    assert isinstance(await engine.run(ids_job(source, 20, 22)), JobResult)
+
+
+async def test_jobs_may_be_submitted_behind_a_copy_at_once(engine: SpanEngine) -> None:
+    source, target = taken(engine), taken(engine)
+    await engine.run(ids_job(source, 0, 20))
+    told: list[Exception | None] = []
+    engine.copy_slot(source, target, 20, told.append)
+    assert isinstance(await engine.run(ids_job(target, 20, 21)), JobResult)
+    assert told == [None]
+
+
+async def test_what_is_not_there_cannot_be_copied(engine: SpanEngine) -> None:
+    source, target = taken(engine), taken(engine)
+    assert isinstance(await copied(engine, source, target, 5), EngineInputError)
+    await engine.run(ids_job(source, 0, 4))
+    assert isinstance(await copied(engine, source, target, 5), EngineInputError)
+    assert isinstance(await engine.run(ids_job(target, 0, 2)), JobResult), "it is still empty"
+
+
+async def test_a_heavier_session_gets_more_of_the_turns(engine: SpanEngine) -> None:
+    """Two prompts at once, of chunks that are computed alone; one has three times the other's weight."""
+    light, heavy, blocker = (taken(engine) for _ in range(3))
+    engine.set_weight(heavy, 3.0)
+    order: asyncio.Queue[int] = asyncio.Queue()
+
+    def submit(slot: int, start: int) -> None:
+        engine.submit(ids_job(slot, start, start + 20, outputs=()), lambda _: order.put_nowait(slot))
+
+    engine.submit(ids_job(blocker, 0, 150, outputs=()), lambda _: None)
+    for start in range(0, 160, 20):
+        submit(light, start)
+        submit(heavy, start)
+    assert [await order.get() for _ in range(8)].count(heavy) == 6
+
+
+async def test_a_draft_may_be_taken_back_by_the_next_step(engine: SpanEngine) -> None:
+    drafting, straight = taken(engine), taken(engine)
+    for slot in (drafting, straight):
+        await engine.run(ids_job(slot, 0, 10))
+    await engine.run(ids_job(drafting, 10, 15, is_window=True, outputs=(0, 1, 2, 3, 4)))
+    await engine.run(ids_job(straight, 10, 12))
+    for slot, truncate_to in ((drafting, 12), (straight, None)):
+        await engine.run(ids_job(slot, 12, 15, truncate_to=truncate_to))
+    assert np.array_equal(engine.full_row(drafting, 0), engine.full_row(straight, 0))
+
+
 async def test_full_rows_are_kept_until_the_next_step(engine: SpanEngine) -> None:
     slot = taken(engine)
     result = await engine.run(ids_job(slot, 0, 5, outputs=(1, 4), top_k=32))
