@@ -17,7 +17,7 @@ import typer
 
 from meshswarm import __version__
 from meshswarm.commands.control import RunningPeer, find_running
-from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, default_home, parse_size
+from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, WireChoice, default_home, parse_size
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.identity import Identity, PeerId
@@ -100,6 +100,9 @@ def serve(
     wait: Annotated[
         float, typer.Option("--wait", min=0, max=100, help="Seconds a request may stand in line when peers are full.")
     ] = 60.0,
+    wire: Annotated[
+        WireChoice, typer.Option("--wire", help="How rows go between peers, where `models verify` proved it.")
+    ] = WireChoice.F32,
     as_json: Json = False,
 ) -> None:
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
@@ -128,6 +131,7 @@ def serve(
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
         serving=serving if is_serving else None,
         speculation=speculation,
+        wire=wire,
         draft_model=draft_model,
         max_wait_s=wait,
     )

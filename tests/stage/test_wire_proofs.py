@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.config import WireChoice
 from meshswarm.stage.families.proofs import installed_build
 from meshswarm.stage.messages import Dtype
-from meshswarm.stage.wire_proofs import Divergence, DtypeResult, WireChoice, WireProof, WireProofs
+from meshswarm.stage.wire_proofs import F32_WIRE, Divergence, DtypeResult, Wire, WireProof, WireProofs
 
 MODEL = bytes(range(32))
 NOISE = Divergence(0.97, 0.004, 0.03)
@@ -37,45 +38,41 @@ def proofs(tmp_path) -> WireProofs:
 def test_what_was_written_is_read_again(proofs):
     proofs.note(MODEL, PROOF)
     assert proofs.of(MODEL) == PROOF
-    assert proofs.proved(MODEL, 2) == (Dtype.F32, Dtype.F16)
+    assert PROOF.proved() == (Dtype.F32, Dtype.F16)
 
 
 def test_without_a_proof_rows_are_sent_as_they_are(proofs):
     assert proofs.of(MODEL) is None
-    assert [proofs.choose(choice, MODEL, 1) for choice in WireChoice] == [Dtype.F32] * 4
+    assert [proofs.choose(choice, MODEL) for choice in WireChoice] == [F32_WIRE] * 4
 
 
 def test_a_head_gets_the_dtype_it_prefers_where_it_is_proved(proofs):
     proofs.note(MODEL, PROOF)
-    chosen = {choice: proofs.choose(choice, MODEL, 2) for choice in WireChoice}
+    chosen = {choice: proofs.choose(choice, MODEL) for choice in WireChoice}
     assert chosen == {
-        WireChoice.F32: Dtype.F32,
-        WireChoice.F16: Dtype.F16,
-        WireChoice.Q8: Dtype.F32,
-        WireChoice.AUTO: Dtype.F16,
+        WireChoice.F32: F32_WIRE,
+        WireChoice.F16: Wire(Dtype.F16, 2),
+        WireChoice.Q8: F32_WIRE,
+        WireChoice.AUTO: Wire(Dtype.F16, 2),
     }
 
 
 def test_auto_takes_the_narrowest(proofs):
     results = tuple(dataclasses.replace(result, obstacle=None) for result in PROOF.results)
     proofs.note(MODEL, dataclasses.replace(PROOF, results=results))
-    assert proofs.choose(WireChoice.AUTO, MODEL, 1) is Dtype.Q8
+    assert proofs.choose(WireChoice.AUTO, MODEL) == Wire(Dtype.Q8, 2)
 
 
 def test_more_hops_than_were_proved_are_not_covered(proofs):
     proofs.note(MODEL, PROOF)
-    assert proofs.choose(WireChoice.F16, MODEL, 3) is Dtype.F32
-
-
-def test_a_route_of_one_span_sends_no_rows(proofs):
-    proofs.note(MODEL, PROOF)
-    assert proofs.choose(WireChoice.AUTO, MODEL, 0) is Dtype.F32
+    wire = proofs.choose(WireChoice.F16, MODEL)
+    assert [wire.over(hops) for hops in (0, 2, 3)] == [Dtype.F16, Dtype.F16, Dtype.F32]
 
 
 def test_a_proof_of_another_build_proves_nothing_here(proofs):
     proofs.note(MODEL, dataclasses.replace(PROOF, build="0.0.1"))
     assert proofs.of(MODEL) is not None
-    assert proofs.choose(WireChoice.AUTO, MODEL, 1) is Dtype.F32
+    assert proofs.choose(WireChoice.AUTO, MODEL) == F32_WIRE
 
 
 def test_a_proof_under_another_models_name_proves_nothing(proofs):
@@ -95,4 +92,7 @@ junk = st.recursive(
 def test_what_cannot_be_read_proves_nothing(key, value, tmp_path):
     proofs = WireProofs(tmp_path)
     (tmp_path / f"{model_id_text(MODEL)}.json").write_text(json.dumps(PROOF.as_json() | {key: value}))
-    assert Dtype.F32 in proofs.proved(MODEL, 1)
+    wire = proofs.choose(WireChoice.AUTO, MODEL)
+    assert wire.over(wire.max_hops + 1) is Dtype.F32
+    if key in ("format", "model_id", "build", "other"):
+        assert wire == (Wire(Dtype.F16, 2) if key == "other" else F32_WIRE)

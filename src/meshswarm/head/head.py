@@ -47,6 +47,7 @@ from meshswarm.head.warm import Found, Likeness, WarmSessions
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.messages import Opened
 from meshswarm.stage.profile import Profile
+from meshswarm.stage.wire_proofs import F32_WIRE, Wire
 from meshswarm.tasks import Tasks
 
 MAX_WAIT_S = 60.0  # in line for room; then the client is told to come back
@@ -80,7 +81,7 @@ def _ignore(error: MeshswarmError) -> None:
 
 class Head:
     """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete;
-    `speculation` is for requests that do not say."""
+    `speculation` is for requests that do not say; `wire` tells in which dtype a model's rows may go between spans."""
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class Head:
         *,
         speculation: Speculation = Speculation.AUTO,
         max_wait_s: float = MAX_WAIT_S,
+        wire: Callable[[bytes], Wire] = lambda _model_id: F32_WIRE,
     ) -> None:
         self.directory = directory
+        self._wire = wire
         self._speculation = speculation
         self._learned = LearnedRoutes()
         self._routes = routes
@@ -304,6 +307,7 @@ class Head:
             profile=request.profile,
             temperature=0.0 if request.sampling.greedy else request.sampling.temperature,
             top_k=prepared.sampler.k_needed,
+            wire=F32_WIRE if request.profile is Profile.EXACT else self._wire(prepared.card.model_id),
             max_wait_s=self._max_wait_s,
         )
 
@@ -359,7 +363,7 @@ def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:
 
 
 def _likeness(needs: Needs) -> Likeness:
-    return Likeness(needs.card.model_id, needs.profile, needs.dtype)
+    return Likeness(needs.card.model_id, needs.profile, needs.wire.dtype)
 
 
 def _cancel_if_open(session: RouteSession) -> None:

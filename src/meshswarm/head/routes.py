@@ -35,8 +35,9 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.planner import Route, plan_routes
 from meshswarm.span import Span
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.messages import SESSION_ID_BYTES, Dtype
+from meshswarm.stage.messages import SESSION_ID_BYTES
 from meshswarm.stage.profile import Profile
+from meshswarm.stage.wire_proofs import F32_WIRE, Wire
 
 ROUTE_ATTEMPTS = 8
 SESSION_DEADLINE_S = 3600
@@ -53,7 +54,7 @@ class Needs:
     profile: Profile
     temperature: float
     top_k: int
-    dtype: Dtype = Dtype.F32
+    wire: Wire = F32_WIRE
     max_wait_s: float = 0.0
 
 
@@ -192,7 +193,7 @@ class Routes:
             temperature=needs.temperature,
             top_k=needs.top_k,
             deadline_ms=SESSION_DEADLINE_S * 1000,
-            dtype=needs.dtype,
+            dtype=needs.wire.over(len(route.hops) - 1),
             max_wait_ms=int(max_wait_s * 1000),
         )
         hops = tuple(Hop(hop.peer, hop.addresses, Span(hop.span.start, hop.stop)) for hop in route.hops)

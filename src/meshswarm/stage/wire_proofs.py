@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from meshswarm.artifacts.files import read_json, write_json
 from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.config import WireChoice
 from meshswarm.stage.families.proofs import installed_build
 from meshswarm.stage.messages import Dtype
 
 FORMAT = 1
 
 
-class WireChoice(StrEnum):
-    """What a head prefers. AUTO: the narrowest that is proved. Where the preferred one is not, it is F32."""
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The dtype that rows may take between spans, on routes with at most `max_hops` hops between them."""
 
-    F32 = "f32"
-    F16 = "f16"
-    Q8 = "q8"
-    AUTO = "auto"
+    dtype: Dtype
+    max_hops: int
+
+    def over(self, hops: int) -> Dtype:
+        return self.dtype if hops <= self.max_hops else Dtype.F32
+
+
+F32_WIRE = Wire(Dtype.F32, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +128,16 @@ class WireProofs:
             return None
         return proof if proof is not None and proof.model_id == model_id_text(model_id) else None
 
-    def proved(self, model_id: bytes, hops: int) -> tuple[Dtype, ...]:
-        """The dtypes that rows of this model may take over so many hops."""
-        proof = self.of(model_id)
-        if proof is None or proof.build != installed_build() or hops > proof.hops:
-            return (Dtype.F32,)
-        return proof.proved()
-
-    def choose(self, choice: WireChoice, model_id: bytes, hops: int) -> Dtype:
-        """The dtype a head asks for on a route with so many hops between spans."""
-        if choice is WireChoice.F32 or not hops:
-            return Dtype.F32
-        proved = self.proved(model_id, hops)
+    def choose(self, choice: WireChoice, model_id: bytes) -> Wire:
+        """The dtype a head asks for, and over how many hops between spans it may."""
+        proof = None if choice is WireChoice.F32 else self.of(model_id)
+        if proof is None or proof.build != installed_build():
+            return F32_WIRE
         if choice is WireChoice.AUTO:
-            return next(dtype for dtype in (Dtype.Q8, Dtype.F16, Dtype.F32) if dtype in proved)
-        wanted = Dtype(choice.value)
-        return wanted if wanted in proved else Dtype.F32
+            dtype = next(dtype for dtype in (Dtype.Q8, Dtype.F16, Dtype.F32) if dtype in proof.proved())
+        else:
+            dtype = Dtype(choice.value)
+        return Wire(dtype, proof.hops) if dtype in proof.proved() else F32_WIRE
 
     def _path(self, model_id: bytes) -> Path:
         return self._folder / f"{model_id_text(model_id)}.json"
