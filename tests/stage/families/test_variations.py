@@ -26,6 +26,20 @@ YARN = {
 AS_BY_DEFAULT = [True] * 5 + [False] + [True] * 2
 ARRAYS = {"attention.head_count_kv": [2] * 4, "feed_forward_length": [96] * 4}
 EXPERT_ARRAYS = {"expert_used_count": [2] * 4, "expert_feed_forward_length": [64] * 4}
+NOT_LATENT = {
+    "attention.head_count_kv": 4,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": None,
+    "attention.value_length_mla": None,
+}
+NO_EXPERTS = {
+    "leading_dense_block_count": 4,
+    "expert_count": None,
+    "expert_used_count": None,
+    "expert_shared_count": 0,
+    "expert_weights_norm": None,
+}
 WITH_ROPE_FREQS = r".*[._]scale|.*\.bias"
 
 
@@ -72,6 +86,8 @@ VARIATIONS = [
     Variation("deepseek2", "a temperature", keys(attention__temperature_scale=0.2, attention__temperature_length=16)),
     Variation("deepseek2", "60 layers, 26 and 27 of them in a span", {"n_layers": 60}, at=(26, 53)),
     Variation("deepseek2", "lite", {"n_layers": 27, **keys(attention__q_lora_rank=None)}, at=(5, 16)),
+    Variation("deepseek2", "keys and values written out, as in old files", {"keys": NOT_LATENT}),
+    Variation("deepseek2", "no experts", {"keys": NO_EXPERTS}),
     Variation("deepseek2", "no word on how experts are chosen", keys(expert_gating_func=None)),
 ]
 
