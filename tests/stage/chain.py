@@ -81,6 +81,15 @@ class Session:
         engine, slot = self._hops[-1][0], self.slots[-1]
         return np.stack([engine.full_row(slot, index).copy() for index in range(len(outputs))])
 
+    async def copy(self, other: Session, n_positions: int) -> None:
+        """Hold the first positions of another session of the same hops, instead of nothing."""
+        told: list[asyncio.Future[Exception | None]] = []
+        for (engine, _), source, target in zip(self._hops, other.slots, self.slots, strict=True):
+            told.append(asyncio.get_running_loop().create_future())
+            engine.copy_slot(source, target, n_positions, told[-1].set_result)
+        assert await asyncio.gather(*told) == [None] * len(told)
+        self.n_held = n_positions
+
     def _tokens_for_next(self, tokens: Sequence[int], pos0: int) -> Sequence[int]:
         """What stands beside the hidden states of `tokens`."""
         return tokens if self._tokens_beside is None else self._tokens_beside[pos0 : pos0 + len(tokens)]

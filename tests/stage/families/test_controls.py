@@ -13,8 +13,9 @@ from tests.stage.family_parity import Proof, Row, differences
 from tests.stage.tiny_models import TINY
 
 from meshswarm.stage import engine
+from meshswarm.stage.engine import EngineError
 from meshswarm.stage.families import cuts
-from meshswarm.stage.families.family import Pattern
+from meshswarm.stage.families.family import Pattern, Rollback
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import LlamaError
 from meshswarm.stage.profile import Profile
@@ -115,6 +116,21 @@ async def test_a_wrong_row_is_noticed(control: Control, tmp_path: Path, monkeypa
         assert control.is_loaded
         with Session(hops, Profile.FAST) as session:
             assert await differences(session, steps)
+    await proof.close()
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "lfm2", "nemotron_h", "granitehybrid", "deepseek4"])
+async def test_a_running_state_does_not_go_back_by_dropping_positions(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = Proof(Row(name), tmp_path / "family")
+    steps = proof.conversation(Profile.FAST).steps
+    wrong = replace(FAMILIES[name], rollback=Rollback.KV)
+    monkeypatch.setattr(engine, "FAMILIES", dict(FAMILIES) | {name: wrong})
+    with Session(proof.hops(proof.spans(3)), Profile.FAST) as session:
+        assert not await differences(session, steps[:3])
+        with pytest.raises(EngineError, match="this model cannot go back"):
+            await session.rows([5], [0], truncate_to=session.n_held - 2)
     await proof.close()
 
 
