@@ -70,7 +70,6 @@ def test_a_second_turn_computes_only_what_is_new_and_says_what_a_fresh_run_says(
     # Another question behind the same rules.
     shared = ask(first, [user(RULES + " What is rule 9?")])
     assert cached(shared) > 0
-    assert status(first)["sessions_kept"] == 2, "there was room for a copy: the conversation is still there"
     assert said(shared) == said(ask(other, [user(RULES + " What is rule 9?")]))
 
 
