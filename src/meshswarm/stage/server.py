@@ -87,7 +87,7 @@ class SpanServer:
     def serve(self, served: Served) -> None:
         """Start accepting sessions for this slice."""
         self.served = served
-        self._room = WaitingRoom(served.engine.n_free_slots)  # all of them
+        self._room = WaitingRoom(max(1, served.engine.n_free_slots))  # all of them are free now
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new sessions, give the running ones `timeout_s` to end, then end them with a reason."""
