@@ -94,9 +94,11 @@ class Serving:
         slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span)
         if because := cpu_only_because(span, info.n_layers, list_devices()):
             around.report({"event": "notice", "message": because})
-        header = around.store.header(info.model_id)
+        header, proofs = around.store.header(info.model_id), around.slices.proofs
+        cuts = legal_cuts(header, proofs)
+        if len(span) < info.n_layers:
+            n_ctx = min(n_ctx, cuts.max_ctx or n_ctx)
         wants = Wants(n_ctx, settings.n_sessions, settings.n_threads, settings.llama_options)
-        proofs = around.slices.proofs
         engine = await asyncio.to_thread(
             load_engine, slice_file, span, header, wants, around.home.threads, proofs=proofs
         )
@@ -109,7 +111,7 @@ class Serving:
             engine,
             n_ctx,
             WINDOW_ROWS,
-            is_whole_only=not engine.offload.is_proved or legal_cuts(header, proofs).refusal is not None,
+            is_whole_only=not engine.offload.is_proved or cuts.is_whole_apart,
         )
         return cls(settings, around, info, served)
 

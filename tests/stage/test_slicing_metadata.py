@@ -109,6 +109,14 @@ def test_what_llama_cpp_would_guess_is_written_out(
     assert header.scalar("deepseek2.expert_gating_func") == gating
 
 
+def test_every_context_is_a_small_one_where_factors_depend_on_it(sliced: Slice) -> None:
+    key = "phi3.rope.scaling.original_context_length"
+    assert sliced("phi3", 1, 3).scalar(key) == 64
+    header = sliced("phi3", 1, 3, without=r".*[._]scale|.*\.bias")
+    assert header.scalar(key) == 1 << 24
+    assert {"rope_factors_long.weight", "rope_factors_short.weight"} <= header.tensors.keys()
+
+
 def test_an_output_that_llama_cpp_insists_on_is_zeros_of_the_right_shape(sliced: Slice, tmp_path: Path) -> None:
     for start, stop, n_vocab in ((0, 2, 160), (1, 3, MIDDLE_VOCABULARY)):
         header = sliced("gpt-oss", start, stop)

@@ -106,6 +106,7 @@ def _plan(
 def _pieces(cut: Cut) -> list[_Piece]:
     """The slice's tensors, in the order of the model's file, zero layers at the end."""
     header, family, span = cut.header, cut.family, cut.span
+    shared = family.shared_tensors | family.factors_by_context
     pieces = []
     for tensor in header.tensors.values():
         match = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
@@ -119,7 +120,7 @@ def _pieces(cut: Cut) -> list[_Piece]:
                 pieces.append(_copied(header, tensor, tensor.name))
             elif family.needs_output:
                 pieces.append(_zeros(tensor.name, (tensor.dims[0], cut.n_vocab)))
-        elif tensor.name in family.shared_tensors or (tensor.name in family.last_tensors and cut.is_last):
+        elif tensor.name in shared or (tensor.name in family.last_tensors and cut.is_last):
             pieces.append(_copied(header, tensor, tensor.name))
     for at, layer in enumerate(cut.layers[len(span) :], start=len(span)):
         pieces += _zero_layer(header, layer, at)

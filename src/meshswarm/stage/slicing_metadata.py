@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from meshswarm.artifacts.container import Entry, GgufHeader, ValueType
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.artifacts.hyperparameters import MAX_CONTEXT
 from meshswarm.span import Span
-from meshswarm.stage.families.cuts import IllegalCutError, pattern_values
+from meshswarm.stage.families.cuts import ORIGINAL_CONTEXT, IllegalCutError, pattern_values, small_context
 from meshswarm.stage.families.family import Family
 
 _KEPT_GENERAL_KEYS = frozenset(
@@ -45,6 +46,8 @@ def write_metadata(writer: HeaderWriter, cut: Cut) -> None:
     header, family = cut.header, cut.family
     prefix = family.architecture + "."
     replaced = {"block_count": len(cut.layers), "vocab_size": cut.n_vocab}
+    if small_context(header, family) is not None:
+        replaced[ORIGINAL_CONTEXT] = MAX_CONTEXT
     patterned = {key for pattern in family.patterns for key in (pattern.key, pattern.period_key)}
     for key, entry in header.metadata.items():
         name = key.removeprefix(prefix)

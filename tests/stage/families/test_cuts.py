@@ -46,6 +46,7 @@ REQUIRED = {
     "llama4",
     "smollm3",
 }
+WITH_ROPE_FACTORS = r".*[._]scale|.*\.bias"
 Tiny = Callable[..., GgufHeader]
 
 
@@ -110,6 +111,7 @@ def test_a_sentence_says_where(tiny: Tiny) -> None:
     period = "llama.cpp counts a period of {} layers from the first one it has"
     assert legal_cuts(tiny("smollm3")).sentence == f"can be cut before 4, 8 of its layers 0:12: {period.format(4)}"
     nowhere = tiny("llama4", keys={"interleave_moe_layer_step": 3})
+    assert not legal_cuts(nowhere).is_whole_apart
     assert legal_cuts(nowhere).sentence == f"can be cut nowhere in its 12 layers: {period.format(12)}"
     sparse = "can be cut before 2, 3, 5 of its layers 0:6: a span starts at a layer with an indexer of its own"
     assert legal_cuts(tiny("glm-dsa")).sentence == sparse
@@ -157,6 +159,17 @@ def test_what_is_not_proved_is_served_whole_and_the_refusal_says_why(
     assert cuts.allow(Span(0, 4)) and not cuts.allow(Span(0, 2))
 
 
+def test_parts_of_a_model_with_factors_by_context_have_small_contexts(tiny: Tiny) -> None:
+    plain, bent = legal_cuts(tiny("phi3")), legal_cuts(tiny("phi3", without=WITH_ROPE_FACTORS))
+    assert (plain.max_ctx, bent.max_ctx) == (None, 64)
+    assert bent.sentence.endswith("any two of its 4 layers; a session in parts of it has at most 64 positions")
+    assert not plain.is_whole_apart and bent.is_whole_apart, (
+        "a peer with the whole takes the factors of its own context"
+    )
+    keys = {"rope.scaling.original_context_length": None}
+    assert legal_cuts(tiny("phi3", without=WITH_ROPE_FACTORS, keys=keys)).max_ctx == 512
+
+
 def test_another_build_of_llama_cpp_needs_a_proof_of_its_own(gguf_recipe: Any, tmp_path: Path) -> None:
     header = llama(gguf_recipe())
     elsewhere = Proofs("9.9.9")
@@ -199,7 +212,6 @@ def test_a_setting_that_its_row_does_not_list_is_named(gguf_recipe: Any, entries
 @pytest.mark.parametrize(
     ("name", "changes", "what"),
     [
-        ("phi3", {"without": "none"}, r"its tensor rope_factors_long\.weight"),
         ("qwen3", {"without": "none"}, r"its tensor cls(\.output)?\.weight"),
         ("llama4", {"keys": {"attention.sliding_window": 0}}, r"its setting llama4\.attention\.sliding_window means"),
         ("granite", {"keys": {"deepstack_mapping": [1, 2, 3, 4]}}, r"its setting granite\.deepstack_mapping means"),

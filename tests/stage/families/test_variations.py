@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Encoding
+from tests.stage import family_parity
+from tests.stage.chain import Session
+from tests.stage.family_parity import Proof, Row, differences
 from tests.stage.variations import Variation, check_variation, keys
+
+from meshswarm.stage.profile import Profile
 
 OWN_HEAD_SIZE = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
 """Not the width shared out among the heads, as in models whose attention scale depends on their number of layers."""
@@ -95,3 +101,19 @@ VARIATIONS = [
 @pytest.mark.parametrize("variation", VARIATIONS, ids=[variation.id for variation in VARIATIONS])
 async def test_a_variation_computes_the_unsplit_models_bits(variation: Variation, tmp_path: Path) -> None:
     await check_variation(variation, tmp_path)
+
+
+async def test_parts_in_large_contexts_compute_with_the_factors_of_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unsplit model is in a small context here, its parts in large ones; and in a large one it differs."""
+    changes = {"without": WITH_ROPE_FREQS, "keys": {"rope.scaling.original_context_length": 512}}
+    small = Proof(Row("phi3", changes), tmp_path / "small")
+    steps = small.conversation(Profile.FAST).steps
+    monkeypatch.setattr(family_parity, "N_CTX", 1000)
+    with Session(small.hops(small.three_spans()), Profile.FAST) as session:
+        assert not await differences(session, steps)
+    large = Proof(Row("phi3", changes), tmp_path / "large")
+    assert not np.array_equal(large.conversation(Profile.FAST).steps[0].logits, steps[0].logits)
+    await small.close()
+    await large.close()

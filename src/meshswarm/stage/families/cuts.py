@@ -19,6 +19,9 @@ from meshswarm.stage.families.listing import unlisted
 from meshswarm.stage.families.proofs import PROVED_BUILDS, Proofs
 from meshswarm.stage.families.table import FAMILIES, KNOWN_OBSTACLES
 
+ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
+"""Up to this many positions a context is small for llama.cpp; without the setting, up to those of the training."""
+
 
 class IllegalCutError(ConfigError):
     """This model cannot be cut there, or not at all; the message says why and what can be served instead."""
@@ -33,18 +36,27 @@ class LegalCuts:
     starts: tuple[int, ...]
     refusal: str | None
     reason: str = ""
+    max_ctx: int | None = None
+    """Positions a session may have in a part of it, where that is less than in the whole."""
 
     @property
     def sentence(self) -> str:
         """For a person."""
         if self.refusal is not None:
             return self.refusal
+        limit = "" if self.max_ctx is None else f"; a session in parts of it has at most {self.max_ctx} positions"
         if len(self.starts) == self.n_layers:
-            return f"can be cut between any two of its {self.n_layers} layers"
+            return f"can be cut between any two of its {self.n_layers} layers{limit}"
         if len(self.starts) == 1:
             return f"can be cut nowhere in its {self.n_layers} layers: {self.reason}"
         starts = ", ".join(map(str, self.starts[1:]))
-        return f"can be cut before {starts} of its layers 0:{self.n_layers}: {self.reason}"
+        return f"can be cut before {starts} of its layers 0:{self.n_layers}: {self.reason}{limit}"
+
+    @property
+    def is_whole_apart(self) -> bool:
+        """Whether a peer with the whole model may compute other numbers than its parts do, so that no route may enter
+        or leave it between its ends."""
+        return self.refusal is not None or self.max_ctx is not None
 
     def allow(self, span: Span) -> bool:
         is_whole = span == Span(0, self.n_layers)
@@ -63,7 +75,7 @@ def legal_cuts(header: GgufHeader, proofs: Proofs | None = None) -> LegalCuts:
     multiple = _start_multiple(header, family)
     starts = range(multiple, shape.n_layers, multiple)
     legal = (0, *(at for at in starts if _may_start(family, facts, at)))
-    return LegalCuts(shape.n_layers, legal, None, _start_rule(family, multiple))
+    return LegalCuts(shape.n_layers, legal, None, _start_rule(family, multiple), small_context(header, family))
 
 
 def _may_start(family: Family, facts: Sequence[Facts], layer: int) -> bool:
@@ -72,6 +84,14 @@ def _may_start(family: Family, facts: Sequence[Facts], layer: int) -> bool:
         return False
     rest = Span(layer, len(facts))
     return family.zero_layers_compute_nothing or not any(_is_lacking(kind, facts, rest) for kind in family.needed_kinds)
+
+
+def small_context(header: GgufHeader, family: Family) -> int | None:
+    """The largest context that counts as small, in a model that computes otherwise in a large one."""
+    if not family.factors_by_context & header.tensors.keys():
+        return None
+    named = header.scalar(f"{family.architecture}.{ORIGINAL_CONTEXT}")
+    return named if isinstance(named, int) else check_hyperparameters(header).n_ctx_train
 
 
 def _start_rule(family: Family, multiple: int) -> str:

@@ -96,6 +96,9 @@ class Family:
 
     shared_tensors: frozenset[str] = frozenset({"output_norm.weight"})
     """Tensors outside the layers that every span keeps whole."""
+    factors_by_context: frozenset[str] = frozenset()
+    """Tensors outside the layers of which llama.cpp takes one in a large context and another in a small one, where each
+    peer chooses its own. Spans keep them all, take every context for a small one, and have none beyond."""
     last_tensors: frozenset[str] = frozenset()
     """Tensors outside the layers that only a span with the output head keeps."""
     needs_output: bool = False

@@ -26,7 +26,7 @@ def unlisted(header: GgufHeader, family: Family, n_layers: int) -> str | None:
             fault = _setting_fault(header, family, key.removeprefix(prefix), entry, n_layers)
             if fault is not None:
                 return fault
-    known = _OUTER_TENSORS | family.shared_tensors | family.last_tensors
+    known = _OUTER_TENSORS | family.shared_tensors | family.last_tensors | family.factors_by_context
     for name in header.tensors:
         if name not in known and not re.match(r"blk\.\d+\.", name):
             return _sentence(header, f"which spans need its tensor {name}")

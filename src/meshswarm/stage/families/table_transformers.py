@@ -195,10 +195,11 @@ _WINDOWS = (
     ),
     Family(
         architecture="phi3",
-        # llama.cpp computes its windows as full attention. Without "rope_factors_long" and "_short": as longrope.
+        # llama.cpp computes its windows as full attention.
         common_keys=_MODEL | _ROPE | {"attention.sliding_window"},
         uniform_keys=_UNIFORM,
         proved_texts=_ROPE_TYPES,
+        factors_by_context=frozenset({"rope_factors_long.weight", "rope_factors_short.weight"}),
     ),
 )
 
