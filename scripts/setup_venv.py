@@ -253,13 +253,13 @@ def install_engine(choice: Choice) -> None:
             install_build(folder, choice, requirement)
         except BuildError as error:
             if choice.backend in (Backend.CPU, Backend.METAL):
-                fail(str(error))
+                fail(f"building {ENGINE} failed: {error}")
             choice = Choice(Backend.CPU, f"building for {choice.backend.value} failed: {error}")
             say(f"{choice.why}. Going on with the CPU alone")
             try:
                 install_build(folder, choice, requirement)
             except BuildError as cpu_error:
-                fail(str(cpu_error))
+                fail(f"building {ENGINE} failed: {cpu_error}")
     ENGINE_NOTE.write_text(json.dumps({"backend": choice.backend.value, "why": choice.why}))
 
 
@@ -271,6 +271,7 @@ def install_build(folder: Path, choice: Choice, requirement: str) -> None:
     """Install the kept wheel of this build, or make it. A build that failed once is not tried again by itself."""
     kept = folder / build_key(choice)
     if install_from(kept, requirement):
+        check_that_it_loads(choice)
         return
     if reason := failed_build(choice):
         raise BuildError(reason)
@@ -285,6 +286,17 @@ def install_build(folder: Path, choice: Choice, requirement: str) -> None:
         raise
     if not install_from(kept, requirement):
         fail(f"the wheel {kept / wheel.name} cannot be installed; remove it and start again")
+    check_that_it_loads(choice)
+
+
+def check_that_it_loads(choice: Choice) -> None:
+    """A GPU's libraries may have gone since they were built against. Raises BuildError then."""
+    if not choice.cmake_arguments:
+        return
+    loaded = subprocess.run([sys.executable, "-c", "import llama_cpp"], capture_output=True, text=True, check=False)
+    if loaded.returncode:
+        words = loaded.stderr.strip().splitlines() or [f"exit status {loaded.returncode}"]
+        raise BuildError(f"it does not load here: {words[-1]}")
 
 
 def failed_build(choice: Choice) -> str:
@@ -356,23 +368,22 @@ def build_wheel(building: Path, choice: Choice, requirement: str) -> Path:
             "Ubuntu: sudo apt install g++ cmake; Fedora: sudo dnf install gcc-c++ cmake; macOS: xcode-select --install)"
         )
     from_source = ("--no-cache-dir", "--no-binary", ENGINE)
-    environment = build_environment(choice)
-    if not environment.get("CMAKE_ARGS"):
+    if not build_environment(choice).get("CMAKE_ARGS"):
         # pip may hold a wheel it built or was pointed to before. It does not know for which CPU, so the wheel is asked.
-        wheel = pip_wheel(building, environment, requirement)
+        wheel = pip_wheel(building, choice, requirement)
         if runs_here(wheel):
             return wheel
         say(f"pip's {wheel.name} was built for another kind of CPU")
         wheel.unlink()
-    return pip_wheel(building, environment, requirement, *from_source)
+    return pip_wheel(building, choice, requirement, *from_source)
 
 
-def pip_wheel(target: Path, environment: dict[str, str], requirement: str, *options: str) -> Path:
+def pip_wheel(target: Path, choice: Choice, requirement: str, *options: str) -> Path:
     """Raises BuildError when pip makes no wheel."""
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(target), *options]
     command.append(requirement)
-    log = target.parent / "build.log"
-    environment = {**environment, "TMPDIR": str(target)}  # pip's own leavings go when `target` goes
+    log = target.parent / f"build-{choice.backend.value}.log"
+    environment = {**build_environment(choice), "TMPDIR": str(target)}  # pip's own leavings go when `target` goes
     progress = Progress()
     lines: queue.Queue[str | None] = queue.Queue()
     with log.open("w") as file, running(command, environment) as process:
@@ -397,7 +408,7 @@ def pip_wheel(target: Path, environment: dict[str, str], requirement: str, *opti
     wheels = list(target.glob("llama_cpp_python-*.whl"))
     if process.returncode or not wheels:
         print("".join(f"  {line}\n" for line in log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
-        raise BuildError(f"building {ENGINE} failed; the end of its output is above, all of it in {log}")
+        raise BuildError(f"its output is in {log}")
     return wheels[0]
 
 

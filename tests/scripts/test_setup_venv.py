@@ -123,11 +123,13 @@ class Builds:
         self.failing = failing
         self.tried: list[Backend] = []
         self.installed = ""
+        self.loads = True
         monkeypatch.setenv("MESHSWARM_CACHE", str(folder))
         monkeypatch.delenv("CMAKE_ARGS", raising=False)
         monkeypatch.setattr(setup_venv, "ENGINE_NOTE", folder / "engine.json")
         monkeypatch.setattr(setup_venv, "build_wheel", self._build)
         monkeypatch.setattr(setup_venv, "install_from", self._install)
+        monkeypatch.setattr(setup_venv, "check_that_it_loads", self._check)
 
     def _build(self, building: Path, choice: Choice, requirement: str) -> Path:
         self.tried.append(choice.backend)
@@ -136,6 +138,10 @@ class Builds:
         wheel = building / f"llama_cpp_python-{choice.backend.value}.whl"
         wheel.write_text(requirement)
         return wheel
+
+    def _check(self, choice: Choice) -> None:
+        if choice.backend is Backend.CUDA and not self.loads:
+            raise setup_venv.BuildError("it does not load here: libcuda.so.1 is gone")
 
     def _install(self, kept: Path, requirement: str) -> bool:
         for wheel in kept.glob("*.whl"):
@@ -162,6 +168,32 @@ def test_a_gpu_build_that_fails_gives_way_to_the_cpus_once(
     failure.unlink()
     setup_venv.install_engine(CUDA)
     assert builds.installed == "llama_cpp_python-cuda.whl"
+
+
+def test_a_gpu_build_whose_driver_has_gone_gives_way_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds(monkeypatch, tmp_path, set())
+    setup_venv.install_engine(CUDA)
+    builds.loads = False
+    setup_venv.install_engine(CUDA)
+    assert builds.installed == "llama_cpp_python-cpu.whl"
+    assert "libcuda.so.1 is gone" in json.loads((tmp_path / "engine.json").read_text())["why"]
+    builds.loads = True
+    setup_venv.install_engine(CUDA)
+    assert builds.installed == "llama_cpp_python-cuda.whl" and builds.tried == [Backend.CUDA, Backend.CPU]
+
+
+def test_a_library_that_does_not_load_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup_venv.check_that_it_loads(CPU)
+    setup_venv.check_that_it_loads(CUDA)
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'OSError: libcuda.so.1: cannot open shared object file' >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(setup_venv.sys, "executable", str(broken))
+    with pytest.raises(setup_venv.BuildError, match=r"does not load here: OSError: libcuda.so.1"):
+        setup_venv.check_that_it_loads(CUDA)
+    setup_venv.check_that_it_loads(CPU)
 
 
 def test_a_cpu_build_that_fails_ends_the_set_up_and_is_tried_again(
