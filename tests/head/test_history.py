@@ -82,3 +82,12 @@ def test_what_is_kept_is_a_common_beginning_that_leaves_a_token(steps: list[list
         assert kept < len(prompt)
         assert held.tokens[:kept] == prompt[:kept]
         assert kept in (0, *held.ends)
+
+
+@given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), min_size=1, max_size=40))
+def test_of_single_tokens_everything_common_is_kept(tokens: list[int], prompt: list[int]) -> None:
+    held = history(*([token] for token in tokens))
+    common = next((at for at, pair in enumerate(zip(tokens, prompt, strict=False)) if pair[0] != pair[1]), None)
+    if common is None:
+        common = min(len(tokens), len(prompt))
+    assert held.reusable(prompt, KV) == min(common, len(prompt) - 1)

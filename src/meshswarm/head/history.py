@@ -7,7 +7,6 @@ at the very end, or inside the last draft, whose rows a next step would take bac
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
@@ -57,8 +56,12 @@ class History:
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    """Length of the longest common prefix, halving what is unknown: lists compare much faster than a loop over them."""
+    known, limit = 0, min(len(a), len(b))
+    while known < limit:
+        middle = (known + limit + 1) // 2
+        if a[known:middle] == b[known:middle]:
+            known = middle
+        else:
+            limit = middle - 1
+    return known
