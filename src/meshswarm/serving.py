@@ -230,10 +230,10 @@ class Serving:
 
     async def _announce_load(self) -> None:
         await asyncio.sleep(LOAD_DELAY_S)
-        if self._around.spans.draining:
-            return
-        current = self._public_record()
-        if (current.free_kv_tokens == 0) != (self._record.free_kv_tokens == 0):
+        while not self._around.spans.draining:  # it may change again while it is being told
+            current = self._public_record()
+            if (current.free_kv_tokens == 0) == (self._record.free_kv_tokens == 0):
+                return
             self._record = current
             await self._around.dht.publish_coverage(current)
 
