@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from meshswarm.stage.llama import LlamaError, LlamaSpan, numclass
+from meshswarm.stage.llama_options import parse_llama_options
 
 
 def load(path: Path) -> LlamaSpan:
@@ -41,3 +45,39 @@ def test_llama_cpp_prints_nothing(tiny: Path, tmp_path: Path, capfd: pytest.Capt
 def test_the_numeric_class_is_one_short_word_that_stays() -> None:
     assert re.fullmatch(r"cpu-[0-9a-f]{12}", numclass())
     assert numclass() == numclass()
+
+
+def logits_of(llama: LlamaSpan, n_rows: int, slots: Sequence[int] = (0,)) -> NDArray[np.float32]:
+    """Logits of 576 positions of the first slot, computed `n_rows` at a time, beside the same in the other `slots`."""
+    ids = np.random.default_rng(0).integers(0, 32, 576)
+    for slot in slots:
+        llama.remove(slot, 0)
+    found = []
+    for start in range(0, len(ids), n_rows):
+        stop = min(start + n_rows, len(ids))
+        for beside, slot in enumerate(slots):
+            rows = slice(beside * (stop - start), (beside + 1) * (stop - start))
+            llama.tokens[rows], llama.positions[rows] = ids[start:stop], np.arange(start, stop)
+            llama.slots[rows], llama.wanted[rows] = slot, 1
+        n_computed = len(slots) * (stop - start)
+        llama.tap.start(n_computed)
+        assert llama.decode(n_computed) == 0
+        found.append(llama.logits(n_computed)[: stop - start].copy())
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    "pairs", [[], ["type_k=q8_0", "type_v=q8_0"], ["flash_attn=off"], ["flash_attn=off", "type_k=q8_0"]], ids=" ".join
+)
+def test_options_that_change_bits_leave_the_exact_profile_exact(tiny: Path, pairs: list[str]) -> None:
+    """From 512 cells on llama.cpp has kernels of its own for lone rows, so the context is longer."""
+    options = parse_llama_options(pairs)
+    llama = LlamaSpan(tiny, n_cells=768, n_slots=2, n_threads=1, max_rows=96, options=options)
+    expected = logits_of(llama, 48)
+    for n_rows in (2, 3, 7, 16, 31):
+        assert np.array_equal(logits_of(llama, n_rows), expected), n_rows
+    assert np.array_equal(logits_of(llama, 24, slots=(0, 1)), expected)
+    assert not np.array_equal(logits_of(llama, 1), expected), "a lone row shows that this compares something"
+    llama.set_threads(2)
+    assert np.array_equal(logits_of(llama, 48), expected)
+    llama.close()

@@ -21,7 +21,6 @@ from meshswarm.stage.llama_options import (
 def test_nothing_chosen_is_the_default() -> None:
     assert parse_llama_options([]) == LlamaOptions()
     assert LlamaOptions().numclass_words() == ()
-    assert LlamaOptions().exact_obstacle() is None
 
 
 def test_every_option_can_be_written_and_is_described() -> None:
@@ -77,7 +76,6 @@ def test_what_llama_cpp_refuses_together_is_refused_here() -> None:
 def test_what_changes_bits_is_in_the_numclass_and_the_rest_is_not() -> None:
     options = parse_llama_options(["type_k=q8_0", "flash_attn=off", "load_mode=none", "numa=isolate", "main_gpu=1"])
     assert options.numclass_words() == ("flash_attn=off", "type_k=q8_0")
-    assert options.exact_obstacle() is not None
 
 
 def test_the_numbers_are_llama_cpps() -> None:

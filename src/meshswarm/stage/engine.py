@@ -117,7 +117,7 @@ class SpanEngine:
         )
         try:
             encodings = {tensor.type.name for tensor in read_header(slice_path).tensors.values()}
-            obstacle = exact_obstacle(encodings) or llama_options.exact_obstacle() or offload.exact_obstacle()
+            obstacle = exact_obstacle(encodings) or offload.exact_obstacle()
             engine = cls(llama, span, n_layers, n_ctx, n_slots, obstacle)
             engine.numclass = numclass(llama_options, offload)
             engine.n_threads = n_threads

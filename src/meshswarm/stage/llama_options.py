@@ -79,15 +79,6 @@ class LlamaOptions:
         changed = (field.name for field in fields(self) if getattr(self, field.name) != field.default)
         return tuple(f"{name}={_name(getattr(self, name))}" for name in changed if name in _CHANGES_BITS)
 
-    def exact_obstacle(self) -> str | None:
-        """Why a span with these options has no `EXACT` profile; None when they leave it alone."""
-        if self.flash_attn and self.type_k is self.type_v is KvType.F16 and self.use_extra_bufts:
-            return None
-        return (
-            "this peer has no exact profile: it was proved with flash attention, K and V in f16 and llama.cpp's own "
-            "choice of weight buffers only, and this peer was started with other --llama options"
-        )
-
 
 DEFAULT_OPTIONS = LlamaOptions()
 _CHANGES_BITS = frozenset(
