@@ -56,6 +56,19 @@ def test_a_group_waits_for_the_one_that_is_about_to_come() -> None:
     assert groups.plan(now + 0.0002).groups
 
 
+def test_a_group_that_does_not_fit_into_one_turn_goes_in_several_at_once() -> None:
+    """Steps of different row counts cannot share a turn: the rest does not wait until the others are back."""
+    groups = grouping()
+    now = 0.0
+    for _ in range(5):
+        for slot in range(4):
+            groups.arrived(slot, now)
+        assert [sorted(group) for group in groups.plan(now).groups] == [[0, 1, 2, 3]]
+        now = turn(groups, 0, 1, at=now)
+        assert groups.plan(now).groups
+        now = turn(groups, 2, 3, at=now) + 0.001
+
+
 def test_who_does_not_come_is_not_waited_for_long() -> None:
     groups = grouping()
     for slot in (0, 1):

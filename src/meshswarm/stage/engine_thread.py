@@ -149,7 +149,7 @@ class EngineThread:
             if self._backlog and self._inbox.empty():
                 has_short, has_long = self._backlog.waiting_kinds()
                 plan = self._grouping.plan(now) if has_short else None
-                if plan is None or plan.groups or has_long:
+                if plan is None or plan.groups or has_long or plan.wait_until <= now:
                     return self._backlog.next_turn(plan.groups if plan is not None and plan.groups else None)
                 timeout_s = max(0.0, min(plan.wait_until - now, np.inf if timeout_s is None else timeout_s))
             elif self._backlog:

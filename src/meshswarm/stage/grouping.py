@@ -42,12 +42,14 @@ class Plan:
 
 @dataclass(slots=True)
 class _Session:
-    """What is known of one slot. `ready_at`: its step waits since then; None: it is away, since `left_at`.
+    """What is known of one slot. `ready_at`: its step waits since then; None: it is away, since `left_at`. `is_called`:
+    its group was complete, so it goes, whoever else could not go in the same turn.
 
     `came_with`: those whose steps came in one after the other with its own; `came_before_with`: the time before.
     """
 
     ready_at: float | None = None
+    is_called: bool = False
     left_at: float = 0.0
     left_with: frozenset[int] = frozenset()
     came_with: Collection[int] = ()
@@ -102,6 +104,7 @@ class Grouping:
         for slot in slots:
             session = self._sessions.setdefault(slot, _Session())
             session.ready_at, session.left_at, session.left_with = None, ended, together
+            session.is_called = False
             session.usual_away_s = session.usual_away_s or self._away_s
             session.slow_rounds = max(0, session.slow_rounds - 1)
 
@@ -129,10 +132,14 @@ class Grouping:
         groups = [present[at : at + size] for at in range(0, len(present), size)]
         groups = [group for group in groups if not ready.isdisjoint(group)]
         complete = [group for group in groups if not self._is_worth_waiting(group, coming)]
+        for slot in ready.intersection(slot for group in complete for slot in group):
+            self._sessions[slot].is_called = True
         return Plan(complete, max(now, min((self._sessions[slot].late_at() for slot in coming), default=now)))
 
     def _is_worth_waiting(self, group: Sequence[int], coming: Collection[int]) -> bool:
-        return any(slot in coming and not self._sessions[slot].is_slow for slot in group)
+        sessions = [(slot, self._sessions[slot]) for slot in group]
+        is_called = any(session.is_called for _, session in sessions)
+        return not is_called and any(slot in coming and not session.is_slow for slot, session in sessions)
 
     def _are_all_back(self, ready: Collection[int]) -> bool:
         """Whether everyone is here who came in together with one of those who are, the time before."""
