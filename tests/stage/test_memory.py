@@ -12,7 +12,6 @@ from meshswarm.span import Span
 from meshswarm.stage.kv_layers import session_cells
 from meshswarm.stage.llama_options import KvType
 from meshswarm.stage.memory import Load, MemoryModel
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.slicing import slice_bytes, write_slice
 
 LOAD = Load(n_ctx=4095, n_sessions=3)
@@ -34,10 +33,10 @@ def parts(model: MemoryModel) -> list[Span]:
 
 def test_a_whole_model_takes_what_llama_cpp_reserves(tiny):
     model = MemoryModel(read_header(tiny), LOAD)
-    memory, reported = model.span(model.whole), reported_memory(tiny, LOAD, MAX_ROWS_PER_STEP)
+    memory, reported = model.span(model.whole), reported_memory(tiny, LOAD)
     assert model.is_exact
-    assert abs(memory.kv - reported.kv) < PRECISION
-    assert reported.work <= memory.work
+    assert abs(memory.kv - reported.kv_bytes) < PRECISION
+    assert reported.compute_bytes <= memory.work
 
 
 def test_its_parts_do_so_with_their_zero_layers(tiny, tmp_path):
@@ -47,11 +46,11 @@ def test_its_parts_do_so_with_their_zero_layers(tiny, tmp_path):
     for span in parts(model):
         path = tmp_path / f"{span.start}.gguf"
         write_slice(tiny, header, span, path)
-        memory, reported = model.span(span), reported_memory(path, LOAD, MAX_ROWS_PER_STEP)
+        memory, reported = model.span(span), reported_memory(path, LOAD)
         written = read_header(path)
         assert memory.weights == slice_bytes(header, span) == written.file_length - written.data_offset
-        assert abs(memory.kv - reported.kv) < PRECISION, span
-        assert reported.work <= memory.work, span
+        assert abs(memory.kv - reported.kv_bytes) < PRECISION, span
+        assert reported.compute_bytes <= memory.work, span
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek4", "qwen35moe"])
@@ -59,7 +58,7 @@ def test_keys_and_values_may_be_kept_smaller(name, tmp_path):
     path = write_tiny(name, tmp_path / "tiny.gguf")
     load = Load(4095, 3, KvType.Q8_0, KvType.Q8_0)
     model = MemoryModel(read_header(path), load)
-    assert abs(model.span(model.whole).kv - reported_memory(path, load, MAX_ROWS_PER_STEP).kv) < PRECISION
+    assert abs(model.span(model.whole).kv - reported_memory(path, load).kv_bytes) < PRECISION
     assert model.token_bytes(model.whole) < MemoryModel(model.header, LOAD).token_bytes(model.whole)
 
 
@@ -79,9 +78,9 @@ def test_the_default_model_takes_what_llama_cpp_reserves(smollm2, tmp_path):
         if span != model.whole:
             path = tmp_path / f"{span.start}.gguf"
             write_slice(smollm2, header, span, path)
-        memory, reported = model.span(span), reported_memory(path, load, MAX_ROWS_PER_STEP)
-        assert abs(memory.kv - reported.kv) < PRECISION, span
-        assert reported.work <= memory.work <= 3 * reported.work + (4 << 20), span
+        memory, reported = model.span(span), reported_memory(path, load)
+        assert abs(memory.kv - reported.kv_bytes) < PRECISION, span
+        assert reported.compute_bytes <= memory.work <= 3 * reported.compute_bytes + (4 << 20), span
 
 
 def test_another_load_changes_keys_and_values_alone(tmp_path):

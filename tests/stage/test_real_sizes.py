@@ -12,7 +12,6 @@ from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters, read_hea
 from meshswarm.span import Span
 from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.memory_plan import plan_memory
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.slicing import slice_bytes
 
 GB = 10**9
@@ -40,9 +39,9 @@ def test_what_was_assumed_adds_up_to_what_is_published(size: RealSize):
 @pytest.mark.parametrize("name", REAL_SIZES)
 def test_llama_cpp_takes_the_file_and_reserves_what_the_model_says(name, paths, headers):
     model = MemoryModel(headers[name], LOAD)
-    memory, reported = model.span(model.whole), reported_memory(paths[name], LOAD, MAX_ROWS_PER_STEP)
-    assert abs(memory.kv - reported.kv) < PRECISION
-    assert reported.work <= memory.work <= 3 * reported.work
+    memory, reported = model.span(model.whole), reported_memory(paths[name], LOAD)
+    assert abs(memory.kv - reported.kv_bytes) < PRECISION
+    assert reported.compute_bytes <= memory.work <= 3 * reported.compute_bytes
 
 
 def test_layers_that_only_predict_further_tokens_are_not_served(headers):

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
-
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.merkle import Progress
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Home
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.span import Span
+from meshswarm.stage.engine_memory import room
 from meshswarm.stage.families.proofs import Proofs, installed_build, note_proved
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama_options import LlamaOptions
@@ -93,7 +92,7 @@ def verify_model(
             Material(store.path(info.model_id), header, info.model_id, prompts),
             folder=home.root,
             n_threads=n_threads or max(1, (os.cpu_count() or 2) // 2),
-            available_bytes=psutil.virtual_memory().available,
+            available_bytes=room().free,
             say=say,
         )
     )
