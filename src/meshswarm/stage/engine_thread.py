@@ -115,20 +115,23 @@ class EngineThread:
                 began = time.monotonic()
                 outcomes = self._compute(turn)
                 ended = time.monotonic()
-                if turn.shape.is_short:
-                    self._grouping.computed(turn.slots, ended)
-                    if turn.shape.n_rows <= EXACT_MIN_ROWS:
-                        self._grouping.took(len(turn.slots) + len(turn.fills), ended - began)
-                self._note_next(turn.slots, ended)
-                if not all(submitted.is_own for submitted in turn.items):
-                    self._gate.worked(ended - began, ended)
                 with self._rows_lock:
                     self._answer([Answer(order, outcome) for order, outcome in zip(turn.items, outcomes, strict=True)])
                     self._computer.keep_rows()
+                self._note_turn(turn, began, ended)
         finally:
             self._computer.close()
             left = [submitted for slot in range(len(self._computer.n_held)) for submitted in self._drop(slot)]
             self._answer([Answer(submitted, EngineError("the engine was stopped")) for submitted in left])
+
+    def _note_turn(self, turn: Turn[Submitted], began: float, ended: float) -> None:
+        if turn.shape.is_short:
+            self._grouping.computed(turn.slots, ended)
+            if turn.shape.n_rows <= EXACT_MIN_ROWS:
+                self._grouping.took(len(turn.slots) + len(turn.fills), ended - began)
+        self._note_next(turn.slots, ended)
+        if not all(submitted.is_own for submitted in turn.items):
+            self._gate.worked(ended - began, ended)
 
     def _compute(self, turn: Turn[Submitted]) -> Sequence[JobResult | Exception]:
         jobs = [replace(submitted.job, slot=slot) for submitted, slot in zip(turn.items, turn.slots, strict=True)]

@@ -122,6 +122,8 @@ class Grouping:
 
     def plan(self, now: float) -> Plan:
         """What to do with the decode steps that are there; at least one is."""
+        if len(self._sessions) == 1:
+            return Plan((self._sessions,), now)
         ready = {slot for slot, session in self._sessions.items() if session.ready_at is not None}
         if not self._is_first:
             wait_until = self._last_arrival + self._gap_s()
