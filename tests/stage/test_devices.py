@@ -6,8 +6,11 @@ The GPUs here are data: no test of this file has computed on one. The CPU is the
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshswarm.errors import ConfigError
@@ -22,6 +25,7 @@ from meshswarm.stage.devices import (
     list_devices,
     plan_offload,
 )
+from meshswarm.stage.llama import LlamaSpan, numclass
 from meshswarm.stage.llama_options import LlamaOptions, SplitMode
 
 GB = 10**9
@@ -108,3 +112,27 @@ def test_a_part_of_a_model_stays_on_a_proved_backend(backend: str) -> None:
         plan([CPU, card(1, backend)], is_whole=False, n_gpu_layers=4)
     whole = plan([CPU, card(1, backend)])
     assert whole.n_gpu_layers == 11 and not whole.is_proved and whole.backend == backend
+
+
+def test_a_back_end_on_which_nothing_was_proved_says_so_in_its_name() -> None:
+    unproved = numclass(offload=Offload((card(1),), 5))
+    assert re.fullmatch(r"cuda-unproved-[0-9a-f]{12}", unproved)
+    assert unproved != numclass(offload=Offload((card(1),), 4))
+    assert numclass(offload=ON_CPU).startswith("cpu-")
+    obstacle = Offload((card(1),), 5).exact_obstacle()
+    assert obstacle is not None and "CUDA" in obstacle
+    assert ON_CPU.exact_obstacle() is None
+
+
+def test_layers_are_computed_on_the_device_they_are_given_to(tiny: Path) -> None:
+    """The one device that is everywhere: the processor, named as the one to offload to."""
+    cpu = next(device for device in list_devices() if device.kind is DeviceKind.CPU)
+    found = []
+    for offload in (ON_CPU, Offload((cpu,), 5)):
+        llama = LlamaSpan(tiny, n_cells=256, n_slots=1, n_threads=1, max_rows=8, offload=offload)
+        llama.tokens[:8], llama.positions[:8], llama.slots[:8], llama.wanted[:8] = range(8), range(8), 0, 1
+        llama.tap.start(8)
+        assert llama.decode(8) == 0
+        found.append(llama.logits(8).copy())
+        llama.close()
+    assert np.array_equal(*found)

@@ -60,6 +60,10 @@ def show_bench(result: dict[str, Any]) -> None:
     ]
     rows.append(("prompt", f"{result['prefill_us_per_row_layer']} µs a row", f"{result['prefill_tokens_per_s']:.1f}"))
     _table(("", "a layer", "tokens/s through these layers"), rows)
+    memory = result["memory"]
+    weights, kv, compute = (f"{memory[part] / 1e6:.0f} MB" for part in ("weights_bytes", "kv_bytes", "compute_bytes"))
+    load = f"{memory['sessions']} sessions of {memory['n_ctx']} positions"
+    print(f"\nMemory: {weights} of weights, {kv} of K and V for {load}, {compute} of work space.")
     if result["step_us_by_threads"]:
         print()
         _table(("threads", "a decode step"), [(str(n), f"{us} µs") for n, us in result["step_us_by_threads"].items()])
