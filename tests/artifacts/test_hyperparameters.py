@@ -36,13 +36,12 @@ def test_the_embedded_model(smollm2: Path) -> None:
         n_embd=576,
         n_vocab=49152,
         n_ctx_train=8192,
-        n_kv_row=2 * 3 * 64,
         tied_embeddings=True,
     )
 
 
 def test_a_tiny_model(gguf_recipe: Any) -> None:
-    assert check_hyperparameters(parse(gguf_recipe(tied=False))) == Hyperparameters("llama", 4, 64, 32, 128, 64, False)
+    assert check_hyperparameters(parse(gguf_recipe(tied=False))) == Hyperparameters("llama", 4, 64, 32, 128, False)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_sizes_per_layer_may_be_arrays(gguf_recipe: Any) -> None:
     recipe.entries["llama.attention.head_count"] = (ARRAY, U32, [2, 2, 0, 2])
     recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 2, 0, 1])
     recipe.entries["llama.attention.value_length"] = (U32, 16)
-    assert check_hyperparameters(parse(recipe)).n_kv_row == 2 * (32 + 16)
+    parse(recipe)
 
 
 def test_heads_of_recurrent_layers_share_evenly(gguf_recipe: Any) -> None:

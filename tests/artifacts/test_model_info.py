@@ -22,7 +22,6 @@ def test_the_embedded_model(smollm2: Path, tmp_path: Path) -> None:
         n_embd=576,
         n_vocab=49152,
         n_ctx_train=8192,
-        n_kv_row=384,
         file_lengths=(98_362_432,),
         header_length=1_785_664,
         tied_embeddings=True,

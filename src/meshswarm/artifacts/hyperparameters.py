@@ -79,7 +79,6 @@ class Hyperparameters:
     n_embd: int
     n_vocab: int
     n_ctx_train: int
-    n_kv_row: int  # widest K plus V row of any layer, in elements: what one token's KV cache costs a layer
     tied_embeddings: bool  # no output matrix of its own: the token embedding serves as one
 
 
@@ -97,7 +96,7 @@ def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
     n_embd = numbers.required("embedding_length", 1, MAX_EMBEDDING)
     n_layers = n_blocks - (numbers.optional("nextn_predict_layers", 0, n_blocks - 1) or 0)
     numbers.per_layer("feed_forward_length", n_blocks, 0, MAX_FEED_FORWARD)
-    n_kv_row = _check_attention(numbers, n_blocks, n_embd)
+    _check_attention(numbers, n_blocks, n_embd)
     _check_experts(numbers, n_blocks)
     _check_ranges(numbers, n_layers)
     _check_state_space(numbers)
@@ -105,9 +104,7 @@ def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
     _check_layer_names(header, n_layers, n_blocks)
     n_vocab = _vocabulary_size(header, numbers)
     _check_embedding(header, n_embd, n_vocab)
-    return Hyperparameters(
-        architecture, n_layers, n_embd, n_vocab, n_ctx_train, n_kv_row, "output.weight" not in header.tensors
-    )
+    return Hyperparameters(architecture, n_layers, n_embd, n_vocab, n_ctx_train, "output.weight" not in header.tensors)
 
 
 class _Numbers:
@@ -179,16 +176,15 @@ def _refuse_split(header: GgufHeader) -> None:
         raise header.fault("split.count", f"says this is one of {n_parts} parts of a model; join them into one file")
 
 
-def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> int:
-    """Heads, their sizes and the rotary part fit each other. Returns the widest K plus V row, in elements."""
+def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> None:
+    """Heads, their sizes and the rotary part fit each other."""
     heads = numbers.per_layer("attention.head_count", n_layers, 0, MAX_HEADS)
     kv_heads = numbers.per_layer("attention.head_count_kv", n_layers, 0, MAX_HEADS) or heads
     key_size = numbers.optional("attention.key_length", 1, MAX_HEAD_SIZE)
-    value_size = numbers.optional("attention.value_length", 1, MAX_HEAD_SIZE)
+    numbers.optional("attention.value_length", 1, MAX_HEAD_SIZE)
     rotary = numbers.optional("rope.dimension_count", 0, MAX_HEAD_SIZE)
     if heads is None or kv_heads is None:
-        return 0
-    widest = 0
+        return
     for n_heads, n_kv in zip(heads, kv_heads, strict=True):
         if n_heads == 0:
             continue
@@ -205,8 +201,6 @@ def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> int:
             raise numbers.header.fault(
                 numbers.key("rope.dimension_count"), f"is {rotary}: it must be even and at most {head_size}"
             )
-        widest = max(widest, n_kv * (head_size + (value_size or head_size)))
-    return widest
 
 
 def _check_experts(numbers: _Numbers, n_blocks: int) -> None:

@@ -13,8 +13,7 @@ from meshswarm.artifacts.merkle import model_id_text
 class ModelInfo:
     """A model known here. Lengths are in bytes; `name` is a convenience that other models may share.
 
-    `encoding`: how most of the weights are stored, in lower case ("q4_1"). `n_kv_row`: elements of the widest layer's
-    K plus V row, what one token's cache costs a layer.
+    `encoding`: how most of the weights are stored, in lower case ("q4_1").
     """
 
     model_id: bytes
@@ -25,7 +24,6 @@ class ModelInfo:
     n_embd: int
     n_vocab: int
     n_ctx_train: int
-    n_kv_row: int
     file_lengths: tuple[int, ...]
     header_length: int
     tied_embeddings: bool
@@ -47,7 +45,6 @@ class ModelInfo:
             n_embd=shape.n_embd,
             n_vocab=shape.n_vocab,
             n_ctx_train=shape.n_ctx_train,
-            n_kv_row=shape.n_kv_row,
             file_lengths=tuple(length for length, _root in proof.files),
             header_length=proof.header_length,
             tied_embeddings=shape.tied_embeddings,
