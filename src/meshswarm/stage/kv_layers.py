@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.errors import ConfigError
 from meshswarm.stage.llama_options import KvType
+from meshswarm.stage.settings import Settings
 
 CELLS_STEP = 256
 """llama.cpp rounds the cells of a sequence up to a multiple of this."""
@@ -69,10 +70,10 @@ def session_cells(n_ctx: int) -> int:
 
 def layer_kvs(header: GgufHeader) -> tuple[LayerKv, ...]:
     """What every layer of the model keeps, in order."""
-    shape = check_hyperparameters(header)
-    rule = _RULES.get(shape.architecture, _attention)
-    model = _Model(header, shape.architecture, shape.n_layers, shape.n_embd)
-    return tuple(rule(model, layer) for layer in range(shape.n_layers))
+    settings = Settings(header)
+    rule = _RULES.get(settings.architecture, _attention)
+    model = _Model(settings)
+    return tuple(rule(model, layer) for layer in range(settings.n_layers))
 
 
 def is_kv_known(architecture: str) -> bool:
@@ -88,39 +89,16 @@ def _rounded(n_cells: int) -> int:
 class _Model:
     """The settings of a model that decide what its layers keep."""
 
-    def __init__(self, header: GgufHeader, architecture: str, n_layers: int, n_embd: int) -> None:
-        self._header = header
-        self._prefix = architecture + "."
-        self._n_layers = n_layers
-        self.n_embd = n_embd
-        self.heads = self.per_layer("attention.head_count", 0)
-        self.kv_heads = self.per_layer("attention.head_count_kv", None) or self.heads
-        head_size = n_embd // max(self.heads[0], 1)
-        self.key_size = self.number("attention.key_length", head_size)
-        self.value_size = self.number("attention.value_length", head_size)
-        self.indexer_size = self.number("attention.indexer.key_length", 0)
-        self.is_latent = self.has("attention.key_length_mla") and self.has("attention.value_length_mla")
-
-    def has(self, name: str) -> bool:
-        return self._prefix + name in self._header.metadata
-
-    def number(self, name: str, default: int) -> int:
-        value = self._header.scalar(self._prefix + name)
-        return default if value is None else int(value)
-
-    def per_layer(self, name: str, default: int | None) -> tuple[int, ...]:
-        """One value a layer, `default` for each where the key is missing (None: an empty tuple)."""
-        entry = self._header.metadata.get(self._prefix + name)
-        if entry is not None and entry.is_array:
-            values = self._header.numbers(entry.key)
-            assert values is not None
-            return tuple(int(value) for value in values[: self._n_layers])
-        if entry is None and default is None:
-            return ()
-        return (self.number(name, default or 0),) * self._n_layers
-
-    def is_every_nth(self, layer: int, key: str, default: int) -> bool:
-        return (layer + 1) % self.number(key, default) == 0
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        heads = settings.per_layer("attention.head_count", 0)
+        head_size = settings.n_embd // max(heads[0], 1)
+        has_own = settings.has("attention.head_count_kv")
+        self.kv_heads = settings.per_layer("attention.head_count_kv", 0) if has_own else heads
+        self.key_size = settings.number("attention.key_length", head_size)
+        self.value_size = settings.number("attention.value_length", head_size)
+        self.indexer_size = settings.number("attention.indexer.key_length", 0)
+        self.is_latent = settings.has("attention.key_length_mla") and settings.has("attention.value_length_mla")
 
 
 def _attention(model: _Model, layer: int) -> LayerKv:
@@ -141,11 +119,10 @@ def _glm_dsa(model: _Model, layer: int) -> LayerKv:
 
 
 def _has_indexer(model: _Model, layer: int) -> bool:
-    types = model.per_layer("attention.indexer.types", None)
-    if types:
-        return types[layer] == 1
+    if model.settings.has("attention.indexer.types"):
+        return model.settings.per_layer("attention.indexer.types", 1)[layer] == 1
     # What llama.cpp takes for models that do not say: all layers before GLM-5.2, which is told by its context.
-    is_before_5_2 = model.number("context_length", 0) < 1 << 20
+    is_before_5_2 = model.settings.number("context_length", 0) < 1 << 20
     return is_before_5_2 or layer < 3 or (layer - 2) % 4 == 0
 
 
@@ -156,7 +133,7 @@ def _deepseek4(model: _Model, layer: int) -> LayerKv:
     """A window of latent rows, compressed ones beside it, and what the compressors have begun."""
     width, indexer = model.key_size, model.indexer_size
     window = Cells(width)
-    match model.per_layer("attention.compress_ratios", 0)[layer]:
+    match model.settings.per_layer("attention.compress_ratios", 0)[layer]:
         case 4:  # compressed sparse attention
             state = 2 * 2 * (width + indexer) * 2 * _CSA_RATIO * _F32  # values and scores, of two overlapping blocks
             return LayerKv((window, Cells(width, ratio=_CSA_RATIO), Cells(indexer, ratio=_CSA_RATIO)), state)
@@ -168,17 +145,21 @@ def _deepseek4(model: _Model, layer: int) -> LayerKv:
 
 def _recurrent(model: _Model) -> LayerKv:
     """A state-space or delta-net layer: the last inputs of its convolution, and its state."""
-    if model.has("shortconv.l_cache"):
-        return LayerKv(state_bytes=_F32 * model.n_embd * (model.number("shortconv.l_cache", 1) - 1))
-    inner, state = model.number("ssm.inner_size", 0), model.number("ssm.state_size", 0)
-    width = inner + 2 * model.number("ssm.group_count", 0) * state
-    return LayerKv(state_bytes=_F32 * ((model.number("ssm.conv_kernel", 1) - 1) * width + state * inner))
+    settings = model.settings
+    if settings.has("shortconv.l_cache"):
+        return LayerKv(state_bytes=_F32 * settings.n_embd * (settings.number("shortconv.l_cache", 1) - 1))
+    inner, state = settings.number("ssm.inner_size", 0), settings.number("ssm.state_size", 0)
+    width = inner + 2 * settings.number("ssm.group_count", 0) * state
+    return LayerKv(state_bytes=_F32 * ((settings.number("ssm.conv_kernel", 1) - 1) * width + state * inner))
 
 
 def _delta_net(model: _Model, layer: int) -> LayerKv:
-    listed = model.per_layer("attention.recurrent_layers", None)
-    is_attention = not listed[layer] if listed else model.is_every_nth(layer, "full_attention_interval", 4)
-    return _attention(model, layer) if is_attention else _recurrent(model)
+    settings = model.settings
+    if settings.has("attention.recurrent_layers"):
+        is_recurrent = bool(settings.per_layer("attention.recurrent_layers", 0)[layer])
+    else:
+        is_recurrent = (layer + 1) % max(1, settings.number("full_attention_interval", 4)) != 0
+    return _recurrent(model) if is_recurrent else _attention(model, layer)
 
 
 def _hybrid(model: _Model, layer: int) -> LayerKv:
@@ -186,7 +167,7 @@ def _hybrid(model: _Model, layer: int) -> LayerKv:
 
 
 def _nemotron_h(model: _Model, layer: int) -> LayerKv:
-    if model.per_layer("feed_forward_length", 0)[layer]:
+    if model.settings.per_layer("feed_forward_length", 0)[layer]:
         return LayerKv()
     return _hybrid(model, layer)
 
