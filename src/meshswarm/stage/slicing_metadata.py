@@ -13,7 +13,7 @@ from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.artifacts.hyperparameters import MAX_CONTEXT
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import ORIGINAL_CONTEXT, IllegalCutError, pattern_values, small_context
-from meshswarm.stage.families.family import Family
+from meshswarm.stage.families.family import DROPPED_KEYS, Family
 
 _KEPT_GENERAL_KEYS = frozenset(
     {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
@@ -53,7 +53,7 @@ def write_metadata(writer: HeaderWriter, cut: Cut) -> None:
         name = key.removeprefix(prefix)
         if key in _KEPT_GENERAL_KEYS:
             writer.copy(header, entry)
-        elif key.startswith(prefix) and name not in replaced and name not in patterned | family.dropped_keys:
+        elif key.startswith(prefix) and name not in replaced and name not in patterned | DROPPED_KEYS:
             _write_setting(writer, cut, name, entry)
     for name, guess in family.guessed_numbers.items():
         if prefix + name not in header.metadata:
@@ -63,8 +63,7 @@ def write_metadata(writer: HeaderWriter, cut: Cut) -> None:
     for pattern in family.patterns:
         values = pattern_values(header, family, pattern, cut.n_layers)
         if values is not None:
-            kind = ValueType.BOOL if pattern.is_bool else ValueType.UINT32
-            writer.array(prefix + pattern.key, kind, [values[layer] for layer in cut.layers])
+            writer.array(prefix + pattern.key, ValueType.BOOL, [values[layer] for layer in cut.layers])
     writer.text("tokenizer.ggml.model", "no_vocab")
 
 

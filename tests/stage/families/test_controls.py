@@ -82,7 +82,7 @@ CONTROLS = [
     Control(
         "qwen35",
         "attention layers in another period",
-        {"patterns": _of_period_3, "dropped_keys": lambda keys: keys | {"full_attention_interval"}},
+        {"patterns": _of_period_3, "common_keys": lambda keys: keys | {"full_attention_interval"}},
         2,
         is_loaded=False,
     ),

@@ -213,10 +213,7 @@ def pattern_values(header: GgufHeader, family: Family, pattern: Pattern, n_layer
         period = pattern.default_period
     if not isinstance(period, int) or period < 0:
         raise header.fault(period_key, f"is {period}, not a number of layers")
-    if period == 0:
-        return (pattern.without,) * n_layers
-    different = 0 if pattern.first_differs else period - 1
-    return tuple(int((layer % period == different) == pattern.inverted) for layer in range(n_layers))
+    return tuple(int(period == 0 or layer % period < period - 1) for layer in range(n_layers))
 
 
 def _context(header: GgufHeader, prefix: str) -> int:

@@ -17,6 +17,8 @@ from meshswarm.artifacts.gguf import Hyperparameters
 Guess = Callable[[Hyperparameters], int]
 Facts = Mapping[str, int]
 """What is known of one layer: the value that each per-layer setting and pattern of its row has there."""
+DROPPED_KEYS = frozenset({"nextn_predict_layers"})
+"""Settings that no slice has, of any architecture: those of the blocks behind the layers."""
 _NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 _NO_GUESSES: Mapping[str, Guess] = MappingProxyType({})
 
@@ -34,21 +36,16 @@ class Rollback(Enum):
 class Pattern:
     """A property of layers that llama.cpp derives from a layer's number where a model does not write it out.
 
-    A slice always has it written out, as an array under `key` with one item per layer. A model has that array, or a
-    period: under `period_key`, or the architecture's own `default_period`. In each period one layer, the last
-    (`first_differs`: the first), has 0 here, the others 1. With no period, or one of 0, every layer has `without`.
+    A slice always has it written out, as an array of flags under `key`, one per layer. A model has that array, or a
+    period: under `period_key` (None: under `key`), or the architecture's own `default_period`. The last layer of each
+    period has 0, the others 1; in a period of 0 all have 1.
     """
 
     key: str
     period_key: str | None = None
     default_period: int = 0
-    first_differs: bool = False
-    without: int = 0
     needs_key: str | None = None
     """The pattern is there only in models that have this setting, above 0."""
-    is_bool: bool = True
-    inverted: bool = False
-    """One layer of each period has 1, the others 0."""
     long_context: int = 0
     long_values: tuple[int, ...] = ()
     """What a model without array and period has from a context of `long_context` on, one value per layer."""
@@ -87,8 +84,6 @@ class Family:
     """How many layers, from the model's first on, are of some kind: becomes how many of the span's."""
     first_keys: frozenset[str] = frozenset()
     """Concern the token embedding alone: kept where tokens enter, dropped in other spans."""
-    dropped_keys: frozenset[str] = frozenset({"nextn_predict_layers"})
-    """Kept in no span."""
     guessed_numbers: Mapping[str, Guess] = field(default_factory=lambda: _NO_GUESSES)
     """Unsigned integers that llama.cpp guesses from a whole model's shape: written out where a model lacks them."""
     proved_texts: Mapping[str, frozenset[str]] = field(default_factory=lambda: _NO_TEXTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from meshswarm.artifacts.container import Entry, GgufHeader
-from meshswarm.stage.families.family import Family
+from meshswarm.stage.families.family import DROPPED_KEYS, Family
 
 _PRECISIONS = "general.tensor_extra."
 """Names tensors that llama.cpp computes with at another precision; by the names of the whole model."""
@@ -35,7 +35,7 @@ def unlisted(header: GgufHeader, family: Family, n_layers: int) -> str | None:
 
 def _setting_fault(header: GgufHeader, family: Family, name: str, entry: Entry, n_layers: int) -> str | None:
     patterned = {key for pattern in family.patterns for key in (pattern.key, pattern.period_key)}
-    if name in patterned | family.dropped_keys:
+    if name in patterned | DROPPED_KEYS:
         return None
     by_layer = family.uniform_keys | family.layer_keys
     if name not in by_layer | family.common_keys | family.count_keys | family.first_keys:

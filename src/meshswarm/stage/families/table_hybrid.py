@@ -197,7 +197,7 @@ _SPARSE_ATTENTION = (
         uniform_keys=_HEADS | {_KV_HEADS, "feed_forward_length"},
         layer_keys=_EXPERT_LAYERS,
         # A layer without an indexer works with the positions that the last one with an indexer picked.
-        patterns=(Pattern(_INDEXER_TYPES, without=1, long_context=1 << 20, long_values=_GLM_5_2_TYPES),),
+        patterns=(Pattern(_INDEXER_TYPES, long_context=1 << 20, long_values=_GLM_5_2_TYPES),),
         count_keys=frozenset({"leading_dense_block_count"}),
         start_kind=LayerKind("with an indexer of its own", _has_indexer),
     ),

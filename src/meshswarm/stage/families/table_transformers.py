@@ -65,7 +65,7 @@ _WINDOWED = (LayerKind("sliding-window", _has_window),)
 
 def _windows(period: int, *, needs_key: str | None = None) -> tuple[Pattern, ...]:
     """All layers but the last of each period see a window only."""
-    return (Pattern(_SWA_PATTERN, default_period=period, without=1, needs_key=needs_key),)
+    return (Pattern(_SWA_PATTERN, default_period=period, needs_key=needs_key),)
 
 
 def _no_query_rank(_shape: Hyperparameters) -> int:
