@@ -19,6 +19,7 @@ from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage import slices as slices_module
 from meshswarm.stage.families.cuts import IllegalCutError
+from meshswarm.stage.families.proofs import note_proved
 from meshswarm.stage.slices import Slices
 
 
@@ -99,6 +100,17 @@ def test_a_new_llama_cpp_tries_again(
     monkeypatch.setattr(slices_module, "engine_build", lambda: "9.9.9")
     slices.file(info.model_id, Span(1, 3))
     assert len(probes) == 2
+
+
+def test_on_another_build_nothing_is_cut_before_it_is_proved_here(
+    store: Store, slices: Slices, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = store.import_file(tiny)
+    monkeypatch.setattr("meshswarm.stage.families.proofs.installed_build", lambda: "9.9.9")
+    with pytest.raises(IllegalCutError, match=r"and this is 9\.9\.9"):
+        slices.file(info.model_id, Span(1, 3))
+    note_proved(tmp_path / "home" / "proofs", "llama")
+    assert slices.file(info.model_id, Span(1, 3)).path.name == "1-3.gguf"
 
 
 def test_the_whole_model_is_its_own_file(store: Store, slices: Slices, tiny: Path, probes: list[Path]) -> None:
