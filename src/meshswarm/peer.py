@@ -19,6 +19,7 @@ from typing import Any
 from meshswarm.api.key import load_or_create_api_key
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock, WireChoice
@@ -39,6 +40,7 @@ from meshswarm.net.swarm import Swarm
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.span import missing_layers
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
+from meshswarm.stage.messages import Dtype
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import SpanServer
 from meshswarm.stage.slices import Slices
@@ -230,6 +232,15 @@ class Peer:
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
         self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
+        self._tell_unproved_wire(self._serving.model)
+
+    def _tell_unproved_wire(self, model: ModelInfo) -> None:
+        wanted = self.settings.wire
+        chosen = WireProofs(self.settings.home.proofs).choose(wanted, model.model_id).dtype
+        if wanted is not WireChoice.F32 and chosen is Dtype.F32:
+            asked = "anything narrower" if wanted is WireChoice.AUTO else str(wanted)
+            message = f"rows of {model.name} go over the wire in f32: {asked} is not proved for it on this machine; "
+            self._report({"event": "notice", "message": f"{message}try `meshswarm models verify {model.name}`"})
 
     async def _load_draft_model(self, ref: str, head: Head) -> None:
         """Raises ConfigError when it cannot guess for the model that is served here."""
