@@ -66,6 +66,8 @@ def _fill(model: MemoryModel, rooms: Sequence[int]) -> tuple[PeerSpan, ...] | No
     Whoever reaches further with the same peers leaves less to the others, and peers of one size are alike: so for each
     number of peers of each size only the furthest reach is kept, instead of every order of every choice.
     """
+    limit = model.cuts.max_ctx
+    is_split = limit is None or model.load.n_ctx <= limit
     sizes = sorted(set(rooms), reverse=True)
     of_size = {size: [peer for peer, room in enumerate(rooms) if room == size] for size in sizes}
     reaches: dict[tuple[int, ...], tuple[PeerSpan, ...]] = {(0,) * len(sizes): ()}
@@ -77,7 +79,7 @@ def _fill(model: MemoryModel, rooms: Sequence[int]) -> tuple[PeerSpan, ...] | No
                 if used[at] == len(of_size[size]):
                     continue
                 span = longest_span(model, start, size)
-                if span is None:
+                if span is None or not (is_split or span == model.whole):
                     continue
                 longer = (*spans, PeerSpan(of_size[size][used[at]], size, span, model.span(span)))
                 if span.stop == model.n_layers:
