@@ -9,7 +9,8 @@ from tests.stage.tiny_models import TINY, write_tiny
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
-from meshswarm.stage.kv_layers import session_cells
+from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.kv_layers import is_kv_known, session_cells
 from meshswarm.stage.llama_options import KvType
 from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.slicing import slice_bytes, write_slice
@@ -90,6 +91,11 @@ def test_another_load_changes_keys_and_values_alone(tmp_path):
     assert other.span(span).kv == 3 * 2 * model.span(span).kv
     assert other.span(span).weights == model.span(span).weights
     assert model.load == Load(255, 1)
+
+
+def test_every_family_that_is_split_is_counted_exactly():
+    assert [architecture for architecture in FAMILIES if not is_kv_known(architecture)] == []
+    assert {model.architecture for model in TINY.values()} >= set(FAMILIES), "or it was not compared with llama.cpp"
 
 
 def test_a_session_has_one_cell_more_than_positions_in_whole_steps():
