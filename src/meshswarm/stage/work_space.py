@@ -2,7 +2,7 @@
 
 The rule this file keeps: never less than llama.cpp 0.3.36 reports when it reserves its graphs, and for models of a size
 worth splitting not more than about three times as much: the numbers here were fitted to those reports, which
-`test_work_space` repeats. What is in use after load is known from the engine.
+`tests/stage/test_memory.py` repeats. What is in use after load is known from the engine.
 """
 
 from __future__ import annotations
