@@ -99,6 +99,36 @@ def test_a_span_behind_the_first_waits_only_for_what_is_coming_in() -> None:
     assert groups.plan(now + 0.0004).groups
 
 
+def test_one_interrupted_turn_does_not_part_sessions_for_ever() -> None:
+    groups = grouping()
+    now = 0.0
+    for number in range(6):
+        for slot in range(3):
+            groups.arrived(slot, now)
+        assert [sorted(group) for group in groups.plan(now).groups] == [[0, 1, 2]]
+        groups.took(3, 30.0 if number == 2 else TURN_S[3])
+        now += TURN_S[3]
+        groups.computed([0, 1, 2], now)
+        now += 0.001
+
+
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    groups = grouping()
+    groups.took(3, 1.0)
+    assert groups._estimate(3) > 1.5 * TURN_S[3]
+    for _ in range(600):
+        groups.took(1, TURN_S[1])
+    assert groups._estimate(3) == pytest.approx(TURN_S[3], rel=0.2)
+
+
+def test_what_a_turn_takes_is_learned_anew_when_the_machine_gets_slower() -> None:
+    groups = grouping()
+    for _ in range(40):
+        groups.took(1, 10 * TURN_S[1])
+    assert groups._estimate(1) == pytest.approx(10 * TURN_S[1], rel=0.1)
+    assert groups._estimate(4) == pytest.approx(10 * TURN_S[4], rel=0.1)
+
+
 @dataclass
 class Stage:
     """A span on the virtual clock. `sequence_of`: the streams' places in it."""

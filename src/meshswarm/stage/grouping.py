@@ -20,6 +20,8 @@ _LEARNED = 0.2  # weight of a new figure in an average
 _FIXED_SESSIONS = 4.0
 """What a turn takes apart from its rows, in rows: measured on one thread, 1 row took as long as about 4 more. It only
 serves for sizes that were not measured here yet."""
+_MOST_SURPRISE = 2.0  # times what was expected: a turn that takes longer counts as that
+_FORGOTTEN_TURNS = 500  # after so many turns a size that was not seen is guessed from others, and so tried again
 _BESIDE_S = 0.0005  # what a turn costs beside computing
 _MAX_GROUPS = 8
 _WORTH = 1.02  # more groups are formed when they promise this much
@@ -80,6 +82,9 @@ class Grouping:
         self._is_first = is_first
         self._sessions: dict[int, _Session] = {}
         self._turn_s = dict(turn_s)
+        self._timed_at_load = frozenset(turn_s)
+        self._measured_at: dict[int, int] = {}
+        self._n_turns = 0
         self._away_s = 0.0
         self._last_arrival = 0.0
         self._burst: set[int] = set()
@@ -110,11 +115,20 @@ class Grouping:
 
     def took(self, n_sessions: int, turn_s: float) -> None:
         """That turn, of the usual steps of so many sessions, gaps included, took so long."""
-        before = self._turn_s.get(n_sessions)
-        now = self._turn_s[n_sessions] = _averaged(before or 0.0, turn_s)
-        if before:  # a machine that has become slower is slower at other sizes too, which may not be seen for long
-            for other in self._turn_s.keys() - {n_sessions}:
+        before = self._estimate(n_sessions)
+        # A turn that another program has interrupted would keep sessions from this size, and so be believed for ever.
+        now = min(turn_s, _MOST_SURPRISE * before) if before else turn_s
+        if n_sessions in self._turn_s:  # a machine that becomes slower does so at sizes that are not seen for long, too
+            now = _averaged(before, now)
+            for other in self._turn_s:
                 self._turn_s[other] *= now / before
+        self._turn_s[n_sessions] = now
+        self._n_turns += 1
+        self._measured_at[n_sessions] = self._n_turns
+        for size in [size for size, at in self._measured_at.items() if at < self._n_turns - _FORGOTTEN_TURNS]:
+            del self._measured_at[size]
+            if size not in self._timed_at_load:
+                del self._turn_s[size]
 
     def forget(self, slot: int) -> None:
         """The slot has no session any more, or one that is about something else than decoding."""
