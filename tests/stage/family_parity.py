@@ -31,7 +31,7 @@ from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 from meshswarm.stage.slicing import write_slice
 
-N_CTX = 320
+N_CTX = 255
 LONG_ANSWER, SHORT_ANSWER = 64, 4
 SECOND_TURN = [(5 * n * n + 3 * n + 2) % N_VOCAB for n in range(13)]
 
@@ -141,7 +141,6 @@ class Proof:
         self.starts = legal_cuts(self.header).starts
         self.unsplit = Unsplit(self.path, N_CTX)
         self._engines: dict[Span, SpanEngine] = {}
-        self._spans: dict[int, Span] = {}
 
     def span_chains(self) -> list[list[Span]]:
         """Every way to cut it in two, and the finest cut of all, which has three spans or more if any has."""
@@ -165,14 +164,13 @@ class Proof:
 
     def engine(self, span: Span) -> SpanEngine:
         if span not in self._engines:
-            self._engines[span] = self.load(span)
+            self._engines[span] = self._load(span)
         return self._engines[span]
 
-    def load(self, span: Span, source: Path | None = None, pads: tuple[int, ...] | None = None) -> SpanEngine:
-        """An engine on the layers `span` of this model, or of the impostor `source`."""
-        source = source or self.path
-        target = self._folder / f"{source.stem}-{span.start}-{span.stop}.gguf"
-        write_slice(source, read_header(source), span, target, pads=pads)
+    def _load(self, span: Span) -> SpanEngine:
+        """An engine on the layers `span`."""
+        target = self._folder / f"{span.start}-{span.stop}.gguf"
+        write_slice(self.path, self.header, span, target)
         engine = SpanEngine.load(target, span, self.n_layers, n_ctx=N_CTX, n_slots=2, n_threads=1, max_rows=128)
         engine.start(asyncio.get_running_loop())
         target.unlink()
