@@ -9,6 +9,10 @@ from gguf import GGMLQuantizationType as Encoding
 from tests.stage.variations import Variation, check_variation, keys
 
 MTP = {"nextn_predict_layers": 1}
+NEMOTRON_MTP = {
+    "attention.head_count_kv": [0, 0, 2, 0, 0, 2, 0, 2],
+    "feed_forward_length": [0, 96, 0, 0, 96, 0, 96, 96],
+}
 YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -46,6 +50,13 @@ VARIATIONS = [
     Variation("granitehybrid", "experts", {"keys": EXPERTS}),
     Variation("granitehybrid", "no positions", keys(rope__scaling__finetuned=False)),
     Variation("granitehybrid", "no scale of the embedding", keys(embedding_scale=None)),
+    Variation(
+        "nemotron_h_moe",
+        "a block that predicts further",
+        {"n_layers": 8, "keys": MTP | NEMOTRON_MTP},
+        at=(2, 5),
+        is_same=True,
+    ),
     Variation("nemotron_h_moe", "no latents", {"without": NO_LATENTS}),
     Variation("nemotron_h_moe", "narrow latents", keys(moe_latent_size=64)),
     Variation("nemotron_h_moe", "experts of several widths", keys(expert_feed_forward_length=[0, 64, 0, 0, 32, 0, 96])),
