@@ -22,7 +22,7 @@ from meshswarm.stage.owner_first import Reading
 from meshswarm.stage.served_session import Served
 from meshswarm.tasks import Tasks
 
-MODEL = ModelInfo(bytes(32), "tiny", "llama", "f32", 4, 64, 32, 128, 64, (1000,), 100, True)
+MODEL = ModelInfo(bytes(32), "tiny", "llama", "f32", 4, 64, 32, 128, (1000,), 100, True)
 QUIET, BATTERY, CROWD = Reading(0.0, False), Reading(0.0, True), Reading(1.0, False)
 
 
