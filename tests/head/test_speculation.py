@@ -177,6 +177,17 @@ def test_nothing_is_guessed_before_plain_steps_are_known_or_without_room() -> No
     assert control.choose(Source.TEXT, 64, 0).window == 0
 
 
+def test_a_stall_in_the_very_first_try_does_not_end_speculation() -> None:
+    control = WindowChooser(Learned())
+    for _ in range(2):
+        control.stepped(0, 0.01, 1)
+    assert control.choose(Source.TEXT, 64, MAX_WINDOW).window == 1
+    control.stepped(1, 3.0, 2)
+    for _ in range(3):
+        control.stepped(0, 0.01, 1)
+    assert control.choose(Source.TEXT, 64, MAX_WINDOW).window > 0
+
+
 def test_one_stalled_step_does_not_end_speculation() -> None:
     learned = Learned()
     simulate(*edited(1), over_a_network(0.02), learned)

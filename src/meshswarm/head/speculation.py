@@ -12,6 +12,7 @@ Nothing here reads a clock or draws a number: seconds come in.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
@@ -240,8 +241,7 @@ class WindowChooser:
         learned = self._learned
         learned.steps += 1
         cost = learned.costs[window]
-        if cost.n:
-            seconds = min(seconds, _OUTLIER * cost.seconds)  # one stalled step says little about the next
+        seconds = min(seconds, self._longest_s(window))  # one stalled step says little about the next
         undid, self._must_undo = self._must_undo, self._undoing_costs and n_tokens <= window
         if undid and cost.n:
             learned.rollback_s += _COST_WEIGHT * (max(0.0, seconds - cost.seconds) - learned.rollback_s)
@@ -253,6 +253,14 @@ class WindowChooser:
             learned.last_plain = learned.steps
         lost_s = seconds - n_tokens * learned.costs[0].seconds if window or undid else 0.0
         self._book(lost_s + drafting_s - ALLOWANCE * seconds)
+
+    def _longest_s(self, window: int) -> float:
+        """What is believed of a step of this size: some times what is usual, or at first what so many steps take. A
+        first try that stalls would otherwise be paid off over hundreds of steps."""
+        cost, plain_s = self._learned.costs[window], self.plain_s
+        if cost.n:
+            return _OUTLIER * cost.seconds
+        return math.inf if plain_s is None else (window + 1) * plain_s
 
     def _book(self, lost_s: float) -> None:
         learned = self._learned
