@@ -143,9 +143,10 @@ async def test_steps_behind_a_refused_one_are_refused_too(engine: SpanEngine) ->
 async def test_sessions_that_are_ready_together_are_computed_together(engine: SpanEngine) -> None:
     slots = [taken(engine) for _ in range(3)]
     for slot in slots:
-        await engine.run(ids_job(slot, 0, 20))  # no decode step, from which the engine would learn how they come
-    blocker = ids_job(slots[0], 20, 120)  # long enough that the steps are all there when it is done
-    results = await outcomes(engine, blocker, *(ids_job(slot, 20, 21) for slot in slots[1:]))
+        await engine.run(ids_job(slot, 0, 8))
+    await asyncio.sleep(0.2)  # sessions that are away so much longer than a turn takes gain nothing by going apart
+    blocker = ids_job(slots[0], 8, 100)  # long enough that the steps are all there when it is done
+    results = await outcomes(engine, blocker, *(ids_job(slot, 8, 9) for slot in slots[1:]))
     _, one, other = results
     assert isinstance(one, JobResult) and isinstance(other, JobResult)
     assert one.compute_s == other.compute_s
