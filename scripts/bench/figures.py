@@ -10,11 +10,12 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from peers import machine
+from peers import PeerFailure, machine
 
 Name = TypeVar("Name")
 T = TypeVar("T")
@@ -136,3 +137,13 @@ def chosen(parser: argparse.ArgumentParser, given: Sequence[str] | None = None) 
     options = parser.parse_args(given)
     options.rounds = options.rounds or (1 if options.quick else options.usual_rounds)
     return options, Report(as_json=options.as_json, quick=options.quick, rounds=options.rounds)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a benchmark; a peer that fails, or Ctrl-C, ends it without a traceback."""
+    try:
+        main()
+    except PeerFailure as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

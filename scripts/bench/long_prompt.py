@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baseline import tokenize
-from figures import Figure, Report, arguments, chosen
+from figures import Figure, Report, arguments, chosen, run
 from models import NAMES, BenchModel, bench_model
 from peers import PeerProcess, ask, chain, fetch_model, scratch_folder
 from span_alone import SpanAlone
@@ -96,4 +96,4 @@ def prompt_speed(head: PeerProcess, words: Sequence[int], n_tokens: int, seed: i
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

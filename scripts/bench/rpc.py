@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from baseline import tokenize
-from figures import Figure, Report, arguments, chosen, interleaved
+from figures import Figure, Report, arguments, chosen, interleaved, run
 from hosts import PORT, address, measured_rtt_s, network, on_host, peers_on
 from models import NAMES, BenchModel, bench_model
 from peers import PeerProcess, ask, fetch_model, scratch_folder
@@ -145,4 +145,4 @@ def rpc_speed(
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 
 from baseline import tokenize
-from figures import Figure, Report, arguments, chosen
+from figures import Figure, Report, arguments, chosen, run
 from models import NAMES, BenchModel, bench_model
 from peers import PeerProcess, Streamed, ask, chain, fetch_model, scratch_folder
 from streams import TEXT
@@ -82,4 +82,4 @@ def conversation(head: PeerProcess, model: BenchModel, n_tokens: int, seed: int)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -22,7 +22,7 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
-from figures import Figure, Report, arguments, chosen, interleaved
+from figures import Figure, Report, arguments, chosen, interleaved, run
 from hosts import measured_rtt_s, network, on_host, peers_on
 from models import bench_model
 from peers import PeerProcess, Streamed, ask, fetch_model, scratch_folder
@@ -146,4 +146,4 @@ def copied_part(answer: Streamed) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
