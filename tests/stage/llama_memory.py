@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshswarm.artifacts.gguf import read_header
+from meshswarm.stage.attention import with_attention
+from meshswarm.stage.devices import ON_CPU
 from meshswarm.stage.engine_memory import EngineMemory
 from meshswarm.stage.kv_layers import session_cells
 from meshswarm.stage.llama import foreseen_memory
@@ -17,10 +20,7 @@ PRECISION = 50_000
 
 def reported_memory(path: Path, load: Load) -> EngineMemory:
     """What llama.cpp would reserve for a context on the file at `path`."""
-    return foreseen_memory(
-        path,
-        n_cells=session_cells(load.n_ctx),
-        n_slots=load.n_sessions,
-        max_rows=MAX_ROWS_PER_STEP,
-        options=LlamaOptions(type_k=load.type_k, type_v=load.type_v),
-    )
+    n_cells = session_cells(load.n_ctx)
+    chosen = LlamaOptions(type_k=load.type_k, type_v=load.type_v)
+    options = with_attention(chosen, read_header(path), n_rows=MAX_ROWS_PER_STEP, n_cells=n_cells, offload=ON_CPU)
+    return foreseen_memory(path, n_cells=n_cells, n_slots=load.n_sessions, max_rows=MAX_ROWS_PER_STEP, options=options)

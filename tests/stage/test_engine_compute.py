@@ -20,6 +20,7 @@ from meshswarm.stage.engine_jobs import EngineError, EngineInputError, Job, JobR
 from meshswarm.stage.families.family import Family
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import LlamaSpan
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.tap import TapError, native_available
 
@@ -36,9 +37,13 @@ def load() -> Iterator[Load]:
     loaded: list[SpanComputer] = []
 
     def load_slice(
-        path: Path, span: Span = WHOLE, family: Family = FAMILIES["llama"], n_threads: int = 1
+        path: Path,
+        span: Span = WHOLE,
+        family: Family = FAMILIES["llama"],
+        n_threads: int = 1,
+        options: LlamaOptions = DEFAULT_OPTIONS,
     ) -> tuple[LlamaSpan, SpanComputer]:
-        llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=n_threads, max_rows=128)
+        llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=n_threads, max_rows=128, options=options)
         shape = SliceShape(span, N_LAYERS, llama.n_embd, llama.n_vocab, N_CTX, llama.max_rows, takes_hidden=True)
         loaded.append(SpanComputer(llama, shape, family, N_SLOTS))
         return llama, loaded[-1]
@@ -134,11 +139,13 @@ def test_exact_bits_do_not_depend_on_company(whole: SpanComputer) -> None:
 
 
 def test_exact_bits_do_not_depend_on_the_number_of_threads(load: Load, tiny: Path) -> None:
-    """At a context where they do for a lone row: its attention is then shared out between the threads and summed up."""
+    """At a context where they do for a lone row with flash attention: it is then shared out between the threads and
+    summed up."""
+    flash = LlamaOptions(flash_attn=True)
     rows = {}
     for profile in Profile:
         for n_threads in (1, 2):
-            _, computer = load(tiny, n_threads=n_threads)
+            _, computer = load(tiny, n_threads=n_threads, options=flash)
             prefill(computer, 0, 260, profile)
             rows[profile, n_threads] = logits(computer, ids_job(0, 260, 261, profile))[0]
     assert np.array_equal(rows[Profile.EXACT, 1], rows[Profile.EXACT, 2])

@@ -17,17 +17,20 @@ from tests.stage.tiny_models import write_tiny
 
 from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.span import Span
+from meshswarm.stage.attention import with_attention
+from meshswarm.stage.devices import ON_CPU
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import EngineInputError, Job, JobResult, SliceShape
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import LlamaSpan
+from meshswarm.stage.llama_options import LlamaOptions
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
 
-N_CTX, N_SLOTS = 600, 4
+N_CTX, N_SLOTS, N_CHECKPOINTS = 600, 4, 2
 IDS = np.random.default_rng(5).integers(0, 160, N_CTX).astype(np.int32)
 WRONG = np.random.default_rng(6).integers(0, 160, N_CTX).astype(np.int32)
-KEEPING_STATE = ["qwen35moe", "lfm2", "granitehybrid", "deepseek4"]
+KEEPING_STATE = ["qwen35moe", "qwen3next", "lfm2", "granitehybrid", "nemotron_h", "deepseek4"]
 PLAIN = ["mixtral", "gpt-oss"]
 
 
@@ -36,8 +39,10 @@ class Model:
 
     def __init__(self, name: str, path: Path) -> None:
         write_tiny(name, path)
-        self.n_layers = check_hyperparameters(read_header(path)).n_layers
-        llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=1, max_rows=128)
+        header = read_header(path)
+        self.n_layers = check_hyperparameters(header).n_layers
+        options = with_attention(LlamaOptions(), header, n_rows=128, n_cells=768, offload=ON_CPU)
+        llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=1, max_rows=128, options=options)
         family = FAMILIES[llama.architecture]
         shape = SliceShape(
             Span(0, self.n_layers),
@@ -51,7 +56,7 @@ class Model:
             needs_tokens=family.needs_tokens,
         )
         self.llama = llama
-        self.computer = SpanComputer(llama, shape, family, N_SLOTS)
+        self.computer = SpanComputer(llama, shape, family, N_SLOTS, n_checkpoints=N_CHECKPOINTS)
         self.straight = self.fill(N_SLOTS - 1, 80)
         self.computer.clear(N_SLOTS - 1)
 
@@ -67,10 +72,18 @@ class Model:
         self.computer.keep_rows()
         return self.computer.full_rows[slot].copy()
 
-    def fill(self, slot: int, stop: int) -> NDArray[np.float32]:
+    def fill(self, slot: int, stop: int, **changes: object) -> NDArray[np.float32]:
         """IDS up to `stop`, in chunks."""
         self.computer.clear(slot)
-        return np.concatenate([self.rows(slot, at, min(at + 20, stop)) for at in range(0, stop, 20)])
+        return np.concatenate([self.rows(slot, at, min(at + 20, stop), **changes) for at in range(0, stop, 20)])
+
+    def wander(self, slot: int, start: int, **changes: object) -> None:
+        """Other positions than those of IDS: a chunk, drafts of which some are taken back, lone rows."""
+        self.rows(slot, start, start + 30, ids=WRONG, **changes)
+        self.rows(slot, start + 30, start + 31, ids=WRONG, **changes)
+        self.rows(slot, start + 31, start + 36, ids=WRONG, is_window=True, **changes)
+        self.rows(slot, start + 33, start + 37, ids=IDS, truncate_to=start + 33, is_window=True, **changes)
+        self.rows(slot, start + 34, start + 35, ids=WRONG, truncate_to=start + 34, **changes)
 
     def draft(self, slot: int, start: int, n_right: int, n_wrong: int, **changes: object) -> NDArray[np.float32]:
         """A window whose first rows are those of IDS."""
@@ -198,6 +211,81 @@ def test_a_window_that_was_followed_is_settled(model: Model) -> None:
     model.rows(0, 24, 26)
     (outcome,) = model.computer.compute([model.job(0, 22, 24, truncate_to=22)])
     assert isinstance(outcome, EngineInputError if keeps_state(model) else JobResult)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 36])
+@pytest.mark.parametrize("position", [20, 40])
+def test_a_session_goes_back_to_a_checkpoint_as_if_it_had_never_gone_on(
+    model: Model, position: int, n_rows: int
+) -> None:
+    model.fill(0, 40, is_checkpoint=True)
+    model.wander(0, 40)
+    at = position
+    assert np.array_equal(model.rows(0, at, at + n_rows, truncate_to=at), model.straight[at : at + n_rows])
+    at += n_rows
+    assert np.array_equal(model.draft(0, at, 1, 3)[:1], model.straight[at : at + 1])
+    assert np.array_equal(model.rows(0, at + 1, at + 3, truncate_to=at + 1), model.straight[at + 1 : at + 3])
+
+
+def test_a_checkpoint_may_be_gone_back_to_again_and_again(model: Model) -> None:
+    model.fill(0, 40, is_checkpoint=True)
+    for _ in range(3):
+        model.wander(0, model.computer.n_held[0])
+        assert np.array_equal(model.rows(0, 40, 43, truncate_to=40), model.straight[40:43])
+
+
+def test_in_fast_too_a_checkpoint_is_where_it_was(model: Model) -> None:
+    fast: dict[str, object] = {"profile": Profile.FAST}
+    for slot in (0, 1):
+        model.fill(slot, 40, is_checkpoint=True, **fast)
+    model.wander(0, 40, **fast)
+    for start, stop in ((40, 41), (41, 45)):
+        options = {**fast, "truncate_to": start}
+        assert np.array_equal(model.rows(0, start, stop, **options), model.rows(1, start, stop, **options))
+
+
+def test_the_newest_checkpoints_are_kept(model: Model) -> None:
+    model.fill(0, 60, is_checkpoint=True)
+    job = model.job(0, 20, 23, truncate_to=20)
+    (outcome,) = model.computer.compute([job])
+    if not keeps_state(model):
+        assert isinstance(outcome, JobResult)
+        return
+    assert isinstance(outcome, EngineInputError)
+    model.rows(0, 40, 43, truncate_to=40)
+    (outcome,) = model.computer.compute([model.job(0, 60, 63, truncate_to=60)])
+    assert isinstance(outcome, EngineInputError), "one behind the place that was gone back to is no more"
+    assert np.array_equal(model.rows(0, 40, 42, truncate_to=40), model.straight[40:42])
+
+
+def test_an_empty_slot_has_no_checkpoints(model: Model) -> None:
+    model.fill(0, 20, is_checkpoint=True)
+    model.fill(0, 40)
+    (outcome,) = model.computer.compute([model.job(0, 20, 23, truncate_to=20)])
+    assert isinstance(outcome, EngineInputError if keeps_state(model) else JobResult)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_copy_may_begin_at_a_checkpoint(model: Model, is_left: bool) -> None:
+    """Also of a session that has to compute rows again before its next ones."""
+    model.fill(0, 40, is_checkpoint=True)
+    model.rows(0, 40, 60)
+    if is_left:
+        model.rows(0, 60, 61)
+        model.draft(0, 61, 1, 3)
+        model.rows(0, 62, 63, truncate_to=62)
+    held = model.computer.n_held[0]
+    if not FAMILIES[model.llama.architecture].copies_checkpoints:
+        with pytest.raises(EngineInputError, match="cannot give its first 20 positions"):
+            model.computer.slots.copy(0, 1, 20)
+        assert np.array_equal(model.rows(0, held, held + 2), model.straight[held : held + 2])
+        return
+    model.computer.slots.copy(0, 1, 20)
+    for slot, at in ((1, 20), (0, held), (1, 22), (0, held + 2)):
+        assert np.array_equal(model.rows(slot, at, at + 2), model.straight[at : at + 2])
+    assert np.array_equal(model.rows(0, 40, 43, truncate_to=40), model.straight[40:43])
+    (outcome,) = model.computer.compute([model.job(1, 20, 22, truncate_to=20)])
+    assert isinstance(outcome, EngineInputError if keeps_state(model) else JobResult), "it has none of its own"
 
 
 def test_a_copy_goes_on_like_its_source(model: Model) -> None:

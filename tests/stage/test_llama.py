@@ -67,7 +67,7 @@ def logits_of(llama: LlamaSpan, n_rows: int, slots: Sequence[int] = (0,)) -> NDA
 
 
 @pytest.mark.parametrize(
-    "pairs", [[], ["type_k=q8_0", "type_v=q8_0"], ["flash_attn=off"], ["flash_attn=off", "type_k=q8_0"]], ids=" ".join
+    "pairs", [[], ["type_k=q8_0", "type_v=q8_0"], ["flash_attn=on"], ["flash_attn=off", "type_k=q8_0"]], ids=" ".join
 )
 def test_options_that_change_bits_leave_the_exact_profile_exact(tiny: Path, pairs: list[str]) -> None:
     """From 512 cells on llama.cpp has kernels of its own for lone rows, so the context is longer."""

@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_written_only_costs_the_measuring(
 def test_options_that_change_bits_are_another_numclass(loader: Loader) -> None:
     plain = loader.load(n_threads=1)
     assert plain.numclass.startswith("cpu-")
-    for pair in ("type_k=q8_0", "flash_attn=off"):
+    for pair in ("type_k=q8_0", "flash_attn=on"):
         engine = loader.load(n_threads=1, options=parse_llama_options([pair]))
         assert engine.numclass.startswith("cpu-") and engine.numclass != plain.numclass
         assert engine.exact_obstacle is None  # proved in test_llama.py

@@ -194,7 +194,7 @@ async def test_the_comparison_notices_a_wrong_number(
     thirds: list[SpanEngine], short_run: list[NDArray[np.float32]]
 ) -> None:
     with Session(through(thirds, 10, 20, 30), Profile.FAST) as session:
-        rows = await session.rows(SHORT_RUN[0], range(8), bend=1e-3)
+        rows = await session.rows(SHORT_RUN[0], range(8), bend=0.1)
     assert np.array_equal(rows[:7], short_run[0][:7])
     assert not np.array_equal(rows[7], short_run[0][7])
 

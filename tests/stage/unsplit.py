@@ -1,6 +1,7 @@
 """The oracle of the parity tests: the whole model through llama-cpp-python's low-level API, with nothing of ours in it.
 
-Only the choices that change bits are ours: no repacked weight buffers where ours has none, and the chunking.
+Only the choices that change bits are ours: no repacked weight buffers where ours has none, flash attention, and the
+chunking.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
+from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.llama import model_params, start_llama
 
 
@@ -29,10 +31,17 @@ class Unsplit:
         context = llama.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, 512, 512
         context.n_threads = context.n_threads_batch = 1
+        family = FAMILIES.get(self._architecture())
+        context.flash_attn_type = int(family is not None and family.needs_flash_attention)
         self._context = llama.llama_init_from_model(self._model, context)
         self._batch = llama.llama_batch_init(512, 0, 1)
         self._vocab = llama.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+
+    def _architecture(self) -> str:
+        value = ctypes.create_string_buffer(64)
+        llama.llama_model_meta_val_str(self._model, b"general.architecture", value, len(value))
+        return value.value.decode()
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text with special tokens in it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
+from meshswarm.stage.attention import with_attention
 from meshswarm.stage.benchmark import LOAD_BUDGET_S, Speed, decode_step_s, measure
+from meshswarm.stage.checkpoints import n_checkpoints, saved_bytes
 from meshswarm.stage.devices import ON_CPU, Offload
 from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import (
@@ -36,7 +39,7 @@ from meshswarm.stage.engine_memory import EngineMemory, check_room, room
 from meshswarm.stage.engine_thread import Answer, CopyOrder, EngineThread, Order, Released, Shared, Submitted, Weighed
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.kv_layers import session_cells
+from meshswarm.stage.kv_layers import layer_kvs, session_cells
 from meshswarm.stage.llama import MAX_SLOTS, LlamaSpan, foreseen_memory, numclass
 from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.profile import exact_obstacle
@@ -62,7 +65,7 @@ class SpanEngine:
 
     A slot's jobs are computed in the order of their submission. `numclass` names what its bits depend on, `speed` what
     was measured at load, `memory` what llama.cpp says it took, `exact_obstacle` why the profile `EXACT` is not to be
-    had here (None: it is), `rollback` how a session can go back.
+    had here (None: it is), `rollback` how a session can go back, `n_checkpoints` to how many places it may mark.
     """
 
     @classmethod
@@ -94,15 +97,22 @@ class SpanEngine:
                 f"an engine cannot have a context of {n_ctx}, {n_slots} slots, {n_threads} threads and steps of "
                 f"{max_rows} rows: at least 1, 1, 1 and 2, and not more than {MAX_SLOTS} slots or one a row"
             )
+        header = read_header(slice_path)
         n_cells = session_cells(n_ctx)
         max_rows = min(max_rows, n_cells)
+        state_bytes = sum(layer.state_bytes for layer in layer_kvs(header))
+
+        def settled(n_cells: int) -> LlamaOptions:
+            return with_attention(llama_options, header, n_rows=max_rows, n_cells=n_cells, offload=offload)
+
         if not offload.devices:
 
             def foresee(n_sessions: int, n_ctx: int) -> EngineMemory:
                 n_cells = session_cells(n_ctx)
-                return foreseen_memory(
-                    slice_path, n_cells=n_cells, n_slots=n_sessions, max_rows=max_rows, options=llama_options
+                foreseen = foreseen_memory(
+                    slice_path, n_cells=n_cells, n_slots=n_sessions, max_rows=max_rows, options=settled(n_cells)
                 )
+                return replace(foreseen, saved_bytes=n_sessions * saved_bytes(state_bytes))
 
             check_room(foresee, room(), n_sessions=n_slots, n_ctx=n_ctx)
         llama = LlamaSpan(
@@ -112,14 +122,15 @@ class SpanEngine:
             n_threads=n_threads,
             max_rows=max_rows,
             native=native,
-            options=llama_options,
+            options=settled(n_cells),
             offload=offload,
         )
         try:
-            encodings = {tensor.type.name for tensor in read_header(slice_path).tensors.values()}
+            encodings = {tensor.type.name for tensor in header.tensors.values()}
             obstacle = exact_obstacle(encodings) or offload.exact_obstacle()
-            engine = cls(llama, span, n_layers, n_ctx, n_slots, obstacle)
-            engine.numclass = numclass(llama_options, offload)
+            engine = cls(llama, span, n_layers, n_ctx, n_slots, obstacle, n_checkpoints(state_bytes))
+            engine.memory = replace(llama.memory, saved_bytes=n_slots * saved_bytes(state_bytes))
+            engine.numclass = numclass(settled(n_cells), offload)
             engine.n_threads = n_threads
             engine.offload = offload
             if thread_counts:
@@ -131,7 +142,14 @@ class SpanEngine:
             raise
 
     def __init__(
-        self, llama: LlamaSpan, span: Span, n_layers: int, n_ctx: int, n_slots: int, obstacle: str | None
+        self,
+        llama: LlamaSpan,
+        span: Span,
+        n_layers: int,
+        n_ctx: int,
+        n_slots: int,
+        obstacle: str | None,
+        n_checkpoints: int,
     ) -> None:
         """Use `load`."""
         family = FAMILIES.get(llama.architecture)
@@ -150,7 +168,7 @@ class SpanEngine:
             needs_tokens=family is not None and family.needs_tokens,
         )
         self.exact_obstacle = obstacle
-        self.memory = llama.memory
+        self.memory: EngineMemory
         self.n_embd = llama.n_embd
         self.row_width = self._shape.row_width
         self.needs_tokens = self._shape.needs_tokens
@@ -163,8 +181,9 @@ class SpanEngine:
         self.thread_times: ThreadTimes | None = None
         self.speed: Speed
         self._cancel = llama.tap.cancel
-        self._computer = SpanComputer(llama, self._shape, family, n_slots)
+        self._computer = SpanComputer(llama, self._shape, family, n_slots, n_checkpoints=n_checkpoints)
         self.rollback: Rollback = self._computer.slots.rollback
+        self.n_checkpoints = self._computer.slots.n_checkpoints
         self._free = set(range(n_slots))
         self._n_slots = n_slots
         self._n_rows_kept: dict[int, int] = {}

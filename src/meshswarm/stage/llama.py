@@ -114,7 +114,7 @@ def context_params(
     params.n_batch = params.n_ubatch = max_rows
     params.n_threads = n_threads
     params.n_threads_batch = options.n_threads_batch or n_threads
-    params.flash_attn_type = int(options.flash_attn)  # never "auto": it changes bits, and numclass could not say it
+    params.flash_attn_type = int(options.has_flash_attention)  # never "auto": numclass could not say it
     params.type_k, params.type_v = options.type_k, options.type_v
     params.kv_unified = False
     is_offloaded = bool(offload.devices)

@@ -52,11 +52,11 @@ class Numa(IntEnum):
 class LlamaOptions:
     """What a person may choose. Raises ValueError for a combination that llama.cpp refuses.
 
-    `n_gpu_layers` None: as many as fit. `n_threads_batch` None: the threads of a decode. `op_offload` and `offload_kqv`
-    None: where layers are on a GPU.
+    `flash_attn` None: as `attention` settles it. `n_gpu_layers` None: as many as fit. `n_threads_batch` None: the
+    threads of a decode. `op_offload` and `offload_kqv` None: where layers are on a GPU.
     """
 
-    flash_attn: bool = True
+    flash_attn: bool | None = None
     type_k: KvType = KvType.F16
     type_v: KvType = KvType.F16
     n_gpu_layers: int | None = None
@@ -71,8 +71,13 @@ class LlamaOptions:
     n_threads_batch: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.flash_attn and self.type_v is not KvType.F16:
+        if self.flash_attn is False and self.type_v is not KvType.F16:
             raise ValueError(f"type_v={_name(self.type_v)} needs flash_attn=on: llama.cpp keeps no such V without it")
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether it is on; where nobody settled it, only for values that are kept in 8 bits, which need it."""
+        return self.type_v is not KvType.F16 if self.flash_attn is None else self.flash_attn
 
     def numclass_words(self) -> tuple[str, ...]:
         """`key=value` of each option that may change the bits of a result and is not at its default."""
@@ -128,7 +133,7 @@ def _within(low: int, high: int) -> Callable[[str], int]:
 
 _ON_OFF = "on or off"
 _OPTIONS: dict[str, _Option] = {
-    "flash_attn": _Option(_switch, _ON_OFF, "flash attention; off takes more memory"),
+    "flash_attn": _Option(_switch, _ON_OFF, "flash attention; off takes more memory, and is faster on most CPUs"),
     "type_k": _Option(_member(KvType), _names(KvType), "what keys are kept in; q8_0 takes about half the memory"),
     "type_v": _Option(_member(KvType), _names(KvType), "what values are kept in; q8_0 takes about half the memory"),
     "n_gpu_layers": _Option(_within(-1, 10_000), "a number, -1 for all", "how many layers go to the GPU"),

@@ -8,6 +8,7 @@ worth splitting not more than about three times as much: the numbers here were f
 from __future__ import annotations
 
 from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.stage.attention import scores_bytes
 from meshswarm.stage.settings import Settings
 from meshswarm.stage.slicing import MIDDLE_VOCABULARY
 
@@ -15,8 +16,8 @@ _F32 = 4
 _FIXED_BYTES = 1 << 20
 _SLIDES_UNASKED = frozenset({"gemma2", "llama4"})
 """Have a sliding window whether or not a setting says so."""
-_CELL_BYTES = {"plain": 2, "sliding": 4, "indexed": 10, "deepseek4": 18}
-"""Of each pair of a computed row and a cell it may see: the mask in half precision, two where windows slide, and an
+_CELL_BYTES = {"plain": 4, "sliding": 8, "indexed": 14, "deepseek4": 18}
+"""Of each pair of a computed row and a cell it may see: the mask, two of them where windows slide, and an
 indexer's scores."""
 
 
@@ -38,7 +39,8 @@ def work_space_bytes(header: GgufHeader, *, n_rows: int, n_cells: int, has_vocab
         + 3 * max(dense, n_used * settings.highest("expert_feed_forward_length", dense))
         + 6 * state_space
     )
-    return _FIXED_BYTES + n_rows * (_F32 * a_row + n_cells * _CELL_BYTES[_kind(settings)])
+    scores = scores_bytes(header, n_rows=n_rows, n_cells=n_cells)
+    return _FIXED_BYTES + n_rows * (_F32 * a_row + n_cells * _CELL_BYTES[_kind(settings)]) + scores
 
 
 def _kind(settings: Settings) -> str:

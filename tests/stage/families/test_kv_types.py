@@ -1,4 +1,5 @@
-"""K and V in 8 bits: a split computes the bits of the whole, kept in the same type, in every kind of memory.
+"""K and V in 8 bits, and flash attention: a split computes the bits of the whole, kept in the same type, in every kind
+of memory.
 
 llama.cpp turns such K and V by a matrix before it stores them where all layers of a memory have heads of one size that
 is a multiple of 64; a part of a model could choose otherwise than the whole. No architecture of the table has layers
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.stage.chain import job
-from tests.stage.tiny_models import write_tiny
+from tests.stage.tiny_models import TINY, write_tiny
 
 from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.span import Span
@@ -103,20 +104,33 @@ def logits(parts: Sequence[Part]) -> NDArray[np.float32]:
 def test_a_split_with_8_bit_k_and_v_has_the_bits_of_the_whole(
     tmp_path: Path, name: str, keys: Mapping[str, Any]
 ) -> None:
+    options = LlamaOptions(type_k=KvType.Q8_0, type_v=KvType.Q8_0)
     path = write_tiny(name, tmp_path / "whole.gguf", keys=keys)
+    whole = check_split(path, options)
+    n_layers = check_hyperparameters(read_header(path)).n_layers
+    assert not np.array_equal(whole, logits([Part(path, Span(0, n_layers), n_layers, LlamaOptions())]))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_split_with_flash_attention_has_the_bits_of_the_whole(tmp_path: Path, name: str) -> None:
+    """The other parity tests leave it off wherever a peer does."""
+    check_split(write_tiny(name, tmp_path / "whole.gguf"), LlamaOptions(flash_attn=True))
+
+
+def check_split(path: Path, options: LlamaOptions) -> NDArray[np.float32]:
+    """Fails unless two parts compute what the whole does; returns that."""
     header = read_header(path)
     n_layers = check_hyperparameters(header).n_layers
     starts = legal_cuts(header).starts
     middle = starts[len(starts) // 2]
     spans = [Span(0, middle), Span(middle, n_layers)]
-    slices = [tmp_path / f"{span.start}.gguf" for span in spans]
+    slices = [path.parent / f"{span.start}.gguf" for span in spans]
     for span, target in zip(spans, slices, strict=True):
         write_slice(path, header, span, target)
-    options = LlamaOptions(type_k=KvType.Q8_0, type_v=KvType.Q8_0)
     split = logits([Part(target, span, n_layers, options) for target, span in zip(slices, spans, strict=True)])
     whole = logits([Part(path, Span(0, n_layers), n_layers, options)])
     assert np.array_equal(split, whole)
-    assert not np.array_equal(whole, logits([Part(path, Span(0, n_layers), n_layers, LlamaOptions())]))
+    return whole
 
 
 def test_no_row_lets_layers_have_heads_of_two_sizes() -> None:

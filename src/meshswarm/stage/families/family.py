@@ -72,6 +72,11 @@ class Family:
     needs_tokens: bool = False
     """Every span needs the rows' token ids beside the rows."""
     rollback: Rollback = Rollback.KV
+    copies_checkpoints: bool = True
+    """Another session may begin at a checkpoint. Not where a saved state holds cells too: llama.cpp copies those when
+    it computes next, and they would be others by then."""
+    needs_flash_attention: bool = False
+    """Without it the same rows come out in other bits after going back."""
 
     common_keys: frozenset[str] = frozenset()
     """Mean the same in every span: copied as they are."""
@@ -98,6 +103,9 @@ class Family:
     """Tensors outside the layers that only a span with the output head keeps."""
     needs_output: bool = False
     """llama.cpp loads no file of it without `output.weight`: spans without the output head hold zeros there."""
+
+    default_window: int | None = None
+    """Positions that layers with a window see in a model which does not say how many. None: no layer has a window."""
 
     start_multiple: int = 1
     """Spans start at multiples of this: llama.cpp has a period in its code that no setting moves."""

@@ -203,13 +203,16 @@ _SPARSE_ATTENTION = (
     ),
     Family(
         architecture="deepseek4",
+        needs_flash_attention=True,
         proved_texts=_ROPE_TYPES,
         # Four residual streams a position. The first layers choose experts by token.
         capture_node="l_last-{layer}",
         inject_node="hc_init",
+        default_window=0,
         row_streams=4,
         needs_tokens=True,
         rollback=Rollback.STATE,
+        copies_checkpoints=False,
         common_keys=_SHAPE
         | _ATTENTION
         | _ROPE
