@@ -4,8 +4,8 @@
 
 Two peers in processes of their own on loopback, one thread each, asked through the HTTP endpoint of the first; the
 baseline is one process with two threads. All decode one row a stream and step, greedily, without speculation. The
-speed of a group of answers is the number of tokens after the first ones over the time from the first token of any to
-the last of all; with the prompts it is all tokens over the time from the start.
+speed of a group of answers is taken while all of them decode: from the moment when the last has its first token to the
+moment when the first has its last. With the prompts it is all tokens over the time from the start.
 
 The rules: >= 0.9 x the baseline on the model of 1 billion weights (SmolLM2's ratio is reported too), and >= 1.7 x one
 stream through the same peers. With --uneven one span costs three times the other. The slower span then bounds every
@@ -47,7 +47,8 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a second of a group of answers: after the first ones (`decode`), and counted from the start."""
+    """Tokens a second of a group of answers: while all of them decode (`decode`), and from the start to the end of the
+    last, prompts included (`overall`)."""
 
     decode: float
     overall: float
@@ -105,10 +106,11 @@ def unsplit(baseline: Baseline, prompts: Sequence[list[int]]) -> Speed:
 def through_peers(head: PeerProcess, prompts: Sequence[list[int]], n_tokens: int) -> Speed:
     settings = {"model": None, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True, "speculation": "off"}
     answers = ask_together(head.api, "/completions", [settings | {"prompt": prompt} for prompt in prompts])
-    first_s, last_s = min(answer.times_s[0] for answer in answers), max(answer.times_s[-1] for answer in answers)
     all_tokens = sum(answer.completion_tokens for answer in answers)
     assert all_tokens == n_tokens * len(prompts), answers
-    return Speed((all_tokens - len(prompts)) / (last_s - first_s), all_tokens / last_s)
+    first_s, last_s = max(answer.times_s[0] for answer in answers), min(answer.times_s[-1] for answer in answers)
+    decoded = sum(first_s < time_s <= last_s for answer in answers for time_s in answer.times_s)
+    return Speed(decoded / (last_s - first_s), all_tokens / max(answer.times_s[-1] for answer in answers))
 
 
 def show(
