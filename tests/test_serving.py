@@ -18,6 +18,7 @@ from meshswarm.serving import Serving, ServingSettings, Surroundings
 from meshswarm.span import Span
 from meshswarm.stage.benchmark import Speed
 from meshswarm.stage.devices import ON_CPU
+from meshswarm.stage.engine_memory import EngineMemory
 from meshswarm.stage.owner_first import Reading
 from meshswarm.stage.served_session import Served
 from meshswarm.tasks import Tasks
@@ -42,7 +43,7 @@ class Peer:
         monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=self._second))
         engine: Any = SimpleNamespace(
             numclass="cpu-1", speed=Speed(300, 600, 2000, 90), offload=ON_CPU, n_threads=1, n_threads_now=1,
-            set_share=self.shares.append,
+            set_share=self.shares.append, memory=EngineMemory(10, 20, 30, mapped_bytes=10),
         )  # fmt: skip
         spans: Any = SimpleNamespace(
             serve=lambda served: None, draining=False, n_free_slots=4, rest=self._rest, resume=lambda: self._rest("")

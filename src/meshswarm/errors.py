@@ -24,6 +24,11 @@ class ConfigError(LocalError):
     """A setting or a command-line value that cannot work."""
 
 
+class OutOfMemoryError(LocalError):
+    """This machine has not the memory for it; the message says what was needed, and what would fit where that is
+    known."""
+
+
 class RequestError(MeshswarmError):
     """The client's request cannot be served as it stands (HTTP 400 unless a subclass says otherwise)."""
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +20,15 @@ from meshswarm.artifacts.store import Store
 from meshswarm.config import Home
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, WHOLE_ONLY, CoverageRecord
-from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.errors import MeshswarmError
 from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
-from meshswarm.routing.placement import choose_span
+from meshswarm.routing.choice import Choice, Limits, choose
 from meshswarm.span import Span
-from meshswarm.stage.devices import list_devices
+from meshswarm.stage.devices import Device, gpus, list_devices
+from meshswarm.stage.engine_memory import room
 from meshswarm.stage.families.cuts import legal_cuts
-from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions, LoadMode
 from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
 from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
@@ -88,17 +89,17 @@ class Serving:
             settings.model,
             say=lambda sentence: around.report({"event": "model", "message": sentence}),
         )
-        n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
-        span = await _choose_span(settings, around, info, n_ctx)
+        held = [record.span for record in await around.dht.coverage(info.model_id, info.n_layers)]
+        devices = await asyncio.to_thread(list_devices)
+        choice = await asyncio.to_thread(_choose_layers, settings, around, info, devices, held)
+        span = choice.span
+        for because in (choice.notice, cpu_only_because(span, info.n_layers, devices)):
+            if because:
+                around.report({"event": "notice", "message": because})
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span)
-        if because := cpu_only_because(span, info.n_layers, list_devices()):
-            around.report({"event": "notice", "message": because})
         header, proofs = around.store.header(info.model_id), around.slices.proofs
-        cuts = legal_cuts(header, proofs)
-        if len(span) < info.n_layers:
-            n_ctx = min(n_ctx, cuts.max_ctx or n_ctx)
-        wants = Wants(n_ctx, settings.n_sessions, settings.n_threads, settings.llama_options)
+        wants = Wants(choice.n_ctx, settings.n_sessions, settings.n_threads, settings.llama_options)
         engine = await asyncio.to_thread(
             load_engine, slice_file, span, header, wants, around.home.threads, proofs=proofs
         )
@@ -109,9 +110,9 @@ class Serving:
             span,
             slice_file.root,
             engine,
-            n_ctx,
+            choice.n_ctx,
             WINDOW_ROWS,
-            is_whole_only=not engine.offload.is_proved or cuts.is_whole_apart,
+            is_whole_only=not engine.offload.is_proved or legal_cuts(header, proofs).is_whole_apart,
         )
         return cls(settings, around, info, served)
 
@@ -220,6 +221,7 @@ class Serving:
             "us_per_layer": record.us_per_layer,
             "threads": self._engine.n_threads_now,
             "back_end": self._engine.offload.backend,
+            "memory": self._engine.memory.as_json(),
             "owner": {"mode": self._standing.mode.name.lower(), "reason": self._standing.reason},
         }
 
@@ -238,28 +240,18 @@ class Serving:
             await self._around.dht.publish_coverage(current)
 
 
-def _load(settings: ServingSettings, n_ctx: int) -> Load:
+def _choose_layers(
+    settings: ServingSettings, around: Surroundings, info: ModelInfo, devices: Sequence[Device], held: Sequence[Span]
+) -> Choice:
+    """Blocks. Raises OutOfMemoryError for layers that do not fit, and when none do."""
     options = settings.llama_options
-    return Load(n_ctx, settings.n_sessions, options.type_k, options.type_v)
-
-
-async def _choose_span(settings: ServingSettings, around: Surroundings, info: ModelInfo, n_ctx: int) -> Span:
-    """The span asked for, or the whole model when it fits, or the rarest layers that do. Raises ConfigError for a span
-    that does not fit, and when none does."""
-    if settings.memory_bytes is None:
-        return settings.span or Span(0, info.n_layers)
-    model = MemoryModel(around.store.header(info.model_id), _load(settings, n_ctx), proofs=around.slices.proofs)
-    held = [record.span for record in await around.dht.coverage(info.model_id, info.n_layers)]
-    chosen = choose_span(model, settings.memory_bytes, held)
-    asked = settings.span
-    if asked is None and chosen is not None:
-        return chosen
-    if asked is not None and not (model.cuts.allow(asked) and model.span(asked).total > settings.memory_bytes):
-        return asked  # where it is not legal, cutting it says why
-    smallest = min(model.smallest_spans, key=lambda span: model.span(span).total)
-    span = asked or smallest
-    raise ConfigError(
-        f"the layers {span} of {info.name} take {model.span(span).total / 1e6:.0f} MB with {settings.n_sessions} "
-        f"sessions of {n_ctx} positions, more than the {settings.memory_bytes / 1e6:.0f} MB allowed; "
-        + (f"the layers {chosen} would fit" if chosen is not None else "allow more, or fewer of either")
+    n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
+    load = Load(n_ctx, settings.n_sessions, options.type_k, options.type_v)
+    model = MemoryModel(around.store.header(info.model_id), load, proofs=around.slices.proofs)
+    limits = Limits(
+        room(),
+        settings.memory_bytes,
+        gpu_bytes=0 if options.n_gpu_layers == 0 else sum(device.free_bytes for device in gpus(devices)),
+        is_mapped=options.load_mode in (LoadMode.MMAP, LoadMode.MMAP_MLOCK),
     )
+    return choose(model, settings.span, limits, held, info.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from meshswarm.artifacts import probe as probe_module
 from meshswarm.artifacts.probe import engine_build, probe
-from meshswarm.errors import ArtifactError
+from meshswarm.errors import ArtifactError, OutOfMemoryError
 
 
 def test_a_tiny_model_passes(tmp_path: Path, gguf_recipe: Any) -> None:
@@ -60,13 +61,60 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, gguf_recipe: Any) 
         probe(gguf_recipe().write(tmp_path / "slow.gguf"), wall_limit_s=0.01)
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, *script: str) -> None:
+    """Let a shell script run in the child's place."""
+    path = folder / "python"
+    path.write_text("\n".join(["#!/bin/sh", *script, ""]))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+def test_a_child_that_the_system_ends_for_want_of_memory_says_nothing_about_its_file(
+    tmp_path: Path, gguf_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = gguf_recipe().write(tmp_path / "tiny.gguf")
+    stand_in(monkeypatch, tmp_path, "kill -KILL $$")
+    with pytest.raises(OutOfMemoryError, match=r"tiny\.gguf could not be tried .*want of memory.*fewer layers"):
+        probe(path)
+    stand_in(monkeypatch, tmp_path, "kill -XCPU $$")
+    with pytest.raises(ArtifactError, match="was killed by signal 24"):
+        probe(path)
+
+
+PROBE_WITH_LITTLE = """
+import resource, sys
+from pathlib import Path
+from meshswarm.artifacts.probe import probe
+from meshswarm.errors import MeshswarmError
+
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
+try:
+    probe(Path(sys.argv[1]))
+except MeshswarmError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps to RLIMIT_AS")
+def test_a_limit_on_this_process_is_told_from_a_bad_file(tmp_path: Path, gguf_recipe: Any) -> None:
+    large = gguf_recipe().write(tmp_path / "large.gguf")
+    os.truncate(large, 2 << 30)  # of nothing: llama.cpp maps all of it
+    broken = gguf_recipe()
+    broken.tensors = [tensor for tensor in broken.tensors if tensor[0] != "blk.1.attn_q.weight"]
+    bad = broken.write(tmp_path / "bad.gguf")
+    for path, expected in ((large, "OutOfMemoryError"), (bad, "ArtifactError")):
+        said = subprocess.run(
+            [sys.executable, "-c", PROBE_WITH_LITTLE, str(path), str(1 << 30)],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert said.stdout.startswith(expected), said.stdout
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
 def test_the_child_has_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter in the child's place tells the limits that were asked for."""
-    spy = tmp_path / "python"
-    spy.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\nexit 3\n')
-    spy.chmod(spy.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(sys, "executable", str(spy))
+    stand_in(monkeypatch, tmp_path, f'echo "$@" >{tmp_path}/asked', "exit 3")
     model = tmp_path / "m.gguf"
     model.write_bytes(bytes(1000))
     with pytest.raises(ArtifactError, match="it said nothing"):
@@ -86,7 +134,7 @@ def test_the_child_lowers_its_limits() -> None:
     with os.popen(f'{sys.executable} -c "{script}"') as limits:
         rows = {line[:26].strip(): line[26:].split() for line in limits}
     assert rows["Max address space"][:2] == [str(5 << 30)] * 2
-    assert rows["Max cpu time"][:2] == ["77", "77"]
+    assert rows["Max cpu time"][:2] == ["77", "82"], "first a signal of its own, then the one that means no memory"
     assert rows["Max core file size"][:2] == ["0", "0"]
     assert rows["Max file size"][:2] == ["0", "0"]
 

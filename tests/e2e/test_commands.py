@@ -42,6 +42,8 @@ def test_status_tells_what_a_peer_does(three_peers: Any) -> None:
     assert status["model"] == "smollm2-135m-instruct"
     shown = meshswarm(*home_of(peer), "status").stdout
     assert "10:20 of 30" in shown
+    assert min(status["memory"].values()) > 0 and status["memory"] == peer.ready["memory"]
+    assert f"{status['memory']['kv_bytes'] / 1e6:.0f} MB of K and V" in shown
     assert peer.address in shown
 
 

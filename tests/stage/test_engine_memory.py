@@ -10,9 +10,10 @@ import pytest
 from tests.stage.conftest import Cut
 from tests.stage.tiny_models import write_tiny
 
+from meshswarm.errors import OutOfMemoryError
 from meshswarm.span import Span
 from meshswarm.stage.engine import SpanEngine
-from meshswarm.stage.engine_memory import EngineMemory, OutOfMemoryError, Room, check_room, read_memory, room
+from meshswarm.stage.engine_memory import EngineMemory, Room, check_room, read_memory, room
 from meshswarm.stage.llama import LlamaSpan, foreseen_memory
 from meshswarm.stage.llama_options import KvType, LlamaOptions
 
@@ -80,10 +81,10 @@ def test_what_fits_is_let_through(has: Room) -> None:
 @pytest.mark.parametrize(
     ("has", "advice"),
     [
-        (Room(5 * GB, 64 * GB), "4 sessions of 4096 positions or 8 sessions of 2048 positions would fit, or fewer"),
-        (Room(20 * GB, 7 * GB), "2 sessions of 4096 positions or 8 sessions of 1280 positions would fit, or fewer"),
-        (Room(GB, 64 * GB), ". 8 sessions of 256 positions would fit, or fewer layers"),
-        (Room(GB // 10, 64 * GB), "Not even short sessions would fit beside its weights: serve fewer layers"),
+        (Room(5 * GB, 64 * GB), "4 sessions of 4096 positions or 8 sessions of 2047 positions would fit, or fewer"),
+        (Room(20 * GB, 7 * GB), "2 sessions of 4096 positions or 8 sessions of 1279 positions would fit, or fewer"),
+        (Room(GB, 64 * GB), ". 8 sessions of 255 positions would fit, or fewer layers"),
+        (Room(GB // 10, 64 * GB), "Not even short sessions would fit beside its weights, only fewer layers"),
     ],
 )
 def test_a_refusal_says_what_was_needed_and_what_would_fit(has: Room, advice: str) -> None:
@@ -107,6 +108,7 @@ import resource, sys
 from pathlib import Path
 import psutil
 from meshswarm.errors import LocalError
+
 from meshswarm.span import Span
 from meshswarm.stage import engine
 from meshswarm.stage.engine import SpanEngine

@@ -25,13 +25,14 @@ def _limit_resources(memory_bytes: int, seconds: int) -> None:
         return
     import resource
 
-    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CPU, seconds)]
+    # At the soft limit of processor time comes SIGXCPU; at the hard one SIGKILL, which would look like lack of memory.
+    limits = [(resource.RLIMIT_CORE, 0, 0), (resource.RLIMIT_FSIZE, 0, 0), (resource.RLIMIT_CPU, seconds, seconds + 5)]
     if sys.platform == "linux":  # macOS does not limit the address space
-        limits.append((resource.RLIMIT_AS, memory_bytes))
-    for which, limit in limits:
-        _soft, hard = resource.getrlimit(which)
-        lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(which, (lower, lower))
+        limits.append((resource.RLIMIT_AS, memory_bytes, memory_bytes))
+    for which, *wanted in limits:
+        _, inherited = resource.getrlimit(which)
+        soft, hard = wanted if inherited == resource.RLIM_INFINITY else (min(limit, inherited) for limit in wanted)
+        resource.setrlimit(which, (soft, hard))
 
 
 class _FirstError:

@@ -49,13 +49,7 @@ def bench(home: Home, settings: BenchSettings) -> dict[str, Any]:
             "numclass": engine.numclass,
             "back_end": engine.offload.backend,
             "beside_a_running_peer": find_running(home) is not None,
-            "memory": {
-                "sessions": N_SESSIONS,
-                "n_ctx": N_CTX,
-                "weights_bytes": engine.memory.weights_bytes,
-                "kv_bytes": engine.memory.kv_bytes,
-                "compute_bytes": engine.memory.compute_bytes,
-            },
+            "memory": {"sessions": N_SESSIONS, "n_ctx": N_CTX, **engine.memory.as_json()},
             **_figures(engine, len(span)),
         }
     finally:

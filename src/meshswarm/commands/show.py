@@ -46,8 +46,14 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     threads = status["threads"]
     rows = [("computed by", f"{status['back_end']}, {threads} thread{'' if threads == 1 else 's'}")]
+    rows.append(("memory", _memory_words(status["memory"])))
     owner = status["owner"]
     return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
+
+
+def _memory_words(memory: dict[str, int], load: str = "") -> str:
+    weights, kv, compute = (f"{memory[part] / 1e6:.0f} MB" for part in ("weights_bytes", "kv_bytes", "compute_bytes"))
+    return f"{weights} of weights, {kv} of K and V{load}, {compute} of work space"
 
 
 def show_bench(result: dict[str, Any]) -> None:
@@ -61,9 +67,8 @@ def show_bench(result: dict[str, Any]) -> None:
     rows.append(("prompt", f"{result['prefill_us_per_row_layer']} µs a row", f"{result['prefill_tokens_per_s']:.1f}"))
     _table(("", "a layer", "tokens/s through these layers"), rows)
     memory = result["memory"]
-    weights, kv, compute = (f"{memory[part] / 1e6:.0f} MB" for part in ("weights_bytes", "kv_bytes", "compute_bytes"))
-    load = f"{memory['sessions']} sessions of {memory['n_ctx']} positions"
-    print(f"\nMemory: {weights} of weights, {kv} of K and V for {load}, {compute} of work space.")
+    load = f" for {memory['sessions']} sessions of {memory['n_ctx']} positions"
+    print(f"\nMemory: {_memory_words(memory, load)}.")
     if result["step_us_by_threads"]:
         print()
         _table(("threads", "a decode step"), [(str(n), f"{us} µs") for n, us in result["step_us_by_threads"].items()])

@@ -83,7 +83,7 @@ def _serving(event: Event) -> str:
         return "No layers are served here: this peer only answers its own endpoint."
     return (
         f"Serving layers {event['layers']} of {event['n_layers']} of {event['model']} "
-        f"({event['us_per_layer']} µs a layer and token)."
+        f"({event['us_per_layer']} µs a layer and token, {sum(event['memory'].values()) / 1e6:.0f} MB of memory)."
     )
 
 

@@ -16,10 +16,13 @@ from meshswarm.stage.memory_plan import longest_span
 def choose_span(model: MemoryModel, memory_bytes: int, held: Iterable[Span]) -> Span | None:
     """The span of `model` to serve within `memory_bytes`, this program included.
 
-    `held`: the spans other peers serve. It has the first of the layers with the fewest holders, so that peers who come
-    one after the other tile the model; of the legal spans that do and fit, the one with most of the rarest layers wins,
-    then the one whose layers have the fewest holders, then the first. None when not even the smallest legal span fits.
+    `held`: the spans other peers serve. A part has the first of the layers with the fewest holders, so that peers who
+    come one after the other tile the model; of the legal spans that do and fit, the one with most of the rarest layers
+    wins, then the one whose layers have the fewest holders, then the first. None when not even the smallest legal span
+    fits.
     """
+    if model.span(model.whole).total <= memory_bytes:
+        return model.whole
     holders = [0] * model.n_layers
     for span in held:
         for layer in range(span.start, min(span.stop, model.n_layers)):

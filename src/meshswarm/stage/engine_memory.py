@@ -15,36 +15,43 @@ from pathlib import Path
 
 import psutil
 
-from meshswarm.errors import LocalError
+from meshswarm.errors import OutOfMemoryError
+from meshswarm.stage.kv_layers import CELLS_STEP, session_cells
 
 _MIB = 1 << 20
-_CONTEXT_STEP = 256
 _CACHE = re.compile(r"size = +([\d.]+) MiB \(|layers = \d+, size = +([\d.]+) MiB")
 _WORK = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
 _WEIGHTS = re.compile(r"model buffer size = +([\d.]+) MiB")
 _MAPPED = re.compile(r"_Mapped model buffer size = +([\d.]+) MiB")
 
 
-class OutOfMemoryError(LocalError):
-    """The span does not fit into this machine's memory; the message says what was needed and what would fit."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes that llama.cpp holds for a span.
+    """Bytes that a span takes, llama.cpp's own and those of the states saved beside it.
 
     `mapped_bytes` of the weights lie in the file, and the system may drop and read them again; `kv_bytes`: what
-    sessions keep, recurrent states included; `compute_bytes`: work space.
+    sessions keep, recurrent states included; `compute_bytes`: work space; `saved_bytes`: what the engine may save of
+    its sessions' states, to go back to (`checkpoints`).
     """
 
     weights_bytes: int
     kv_bytes: int
     compute_bytes: int
     mapped_bytes: int = 0
+    saved_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.saved_bytes
+
+    def as_json(self) -> dict[str, int]:
+        """Its parts, for a person or a program to see."""
+        return {
+            "weights_bytes": self.weights_bytes,
+            "kv_bytes": self.kv_bytes,
+            "compute_bytes": self.compute_bytes,
+            "saved_bytes": self.saved_bytes,
+        }
 
 
 def read_memory(log: Iterable[str]) -> EngineMemory:
@@ -66,6 +73,11 @@ class Room:
 
     free: int
     total: int
+
+    def holds(self, n_bytes: int, mapped_bytes: int) -> bool:
+        """What sessions and the work space take must be free; weights mapped from the file may push out other
+        programs' file pages, but must fit."""
+        return n_bytes - mapped_bytes <= self.free and n_bytes <= self.total
 
 
 def room() -> Room:
@@ -104,30 +116,39 @@ Foresee = Callable[[int, int], EngineMemory]
 
 
 def check_room(foresee: Foresee, has: Room, *, n_sessions: int, n_ctx: int) -> None:
-    """Raises OutOfMemoryError unless there is room: what sessions and the work space take must be free; weights mapped
-    from the file may push out other programs' file pages, but must fit."""
+    """Raises OutOfMemoryError unless there is room."""
     needed = foresee(n_sessions, n_ctx)
-    if _fits(needed, has):
+    if has.holds(needed.total_bytes, needed.mapped_bytes):
         return
+    of_sessions = needed.kv_bytes + needed.saved_bytes
     raise OutOfMemoryError(
-        f"this span needs {_size(needed.total_bytes)} of memory: {_size(needed.weights_bytes)} of weights, "
-        f"{_size(needed.kv_bytes)} for {_sessions(n_sessions)} of {n_ctx} positions and {_size(needed.compute_bytes)} "
-        f"of work space; {_size(has.free)} are free. {_what_fits(foresee, has, n_sessions, n_ctx)}"
+        f"this span needs {in_words(needed.total_bytes)} of memory: {in_words(needed.weights_bytes)} of weights, "
+        f"{in_words(of_sessions)} for {sessions_in_words(n_sessions)} of {n_ctx} positions and "
+        f"{in_words(needed.compute_bytes)} of work space; {in_words(has.free)} are free. "
+        f"{_what_fits(foresee, has, n_sessions, n_ctx)}"
     )
 
 
-def _fits(needed: EngineMemory, has: Room) -> bool:
-    return needed.total_bytes - needed.mapped_bytes <= has.free and needed.total_bytes <= has.total
-
-
 def _what_fits(foresee: Foresee, has: Room, n_sessions: int, n_ctx: int) -> str:
-    sessions = _most(n_sessions, lambda most: _fits(foresee(most, n_ctx), has))
-    steps = _most(n_ctx // _CONTEXT_STEP, lambda most: _fits(foresee(n_sessions, most * _CONTEXT_STEP), has))
-    options = [f"{_sessions(sessions)} of {n_ctx} positions"] if sessions else []
-    options += [f"{_sessions(n_sessions)} of {steps * _CONTEXT_STEP} positions"] if steps else []
+    def does_fit(n_sessions: int, n_ctx: int) -> bool:
+        needed = foresee(n_sessions, n_ctx)
+        return has.holds(needed.total_bytes, needed.mapped_bytes)
+
+    fewer, shorter = at_most(does_fit, n_sessions, n_ctx)
+    options = [f"{sessions_in_words(fewer)} of {n_ctx} positions"] if fewer else []
+    options += [f"{sessions_in_words(n_sessions)} of {shorter} positions"] if shorter else []
+    less = "fewer layers (`meshswarm models show MODEL` says what each takes)"
     if not options:
-        return "Not even short sessions would fit beside its weights: serve fewer layers."
-    return f"{' or '.join(options)} would fit, or fewer layers."
+        return f"Not even short sessions would fit beside its weights, only {less}."
+    return f"{' or '.join(options)} would fit, or {less}."
+
+
+def at_most(does_fit: Callable[[int, int], bool], n_sessions: int, n_ctx: int) -> tuple[int, int]:
+    """How many sessions of `n_ctx` positions fit, and `n_sessions` sessions of how many positions, where so many of
+    both do not; 0 for none."""
+    fewer = _most(n_sessions, lambda most: does_fit(most, n_ctx))
+    steps = _most(session_cells(n_ctx) // CELLS_STEP, lambda most: does_fit(n_sessions, most * CELLS_STEP - 1))
+    return fewer, max(0, steps * CELLS_STEP - 1)
 
 
 def _most(limit: int, does_fit: Callable[[int], bool]) -> int:
@@ -139,9 +160,9 @@ def _most(limit: int, does_fit: Callable[[int], bool]) -> int:
     return low
 
 
-def _sessions(n: int) -> str:
+def sessions_in_words(n: int) -> str:
     return "1 session" if n == 1 else f"{n} sessions"
 
 
-def _size(n_bytes: int) -> str:
+def in_words(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
