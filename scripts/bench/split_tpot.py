@@ -49,7 +49,14 @@ def main() -> None:
 
 
 def tpot_s(head: PeerProcess, prompt: list[int], n_tokens: int) -> float:
-    body = {"model": None, "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": None,
+        "prompt": prompt,
+        "max_tokens": n_tokens,
+        "temperature": 0,
+        "speculation": "off",
+        "ignore_eos": True,
+    }
     answer = ask(head.api, "/completions", body)
     assert answer.completion_tokens == n_tokens, answer
     return answer.tpot_s

@@ -53,7 +53,14 @@ def report(
     spans: int,
     options: argparse.Namespace,
 ) -> None:
-    body = {"model": None, "prompt": prompt, "max_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": None,
+        "prompt": prompt,
+        "max_tokens": options.tokens,
+        "temperature": 0,
+        "speculation": "off",
+        "ignore_eos": True,
+    }
     before = on_host(prefix, 0)
     given_ms = measured_rtt_s(prefix) * 1e3
     ask(head.api, "/completions", body, before)  # warm up
