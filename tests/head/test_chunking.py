@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshswarm.head.chunking import CHUNK_MULTIPLE, MIN_CHUNK_ROWS, Pace, chunk_rows, prompt_s
+from meshswarm.head.chunking import (
+    CHUNK_MULTIPLE,
+    MIN_CHUNK_ROWS,
+    TAIL_ROWS,
+    Pace,
+    chunk_rows,
+    cut_prompt,
+    prompt_s,
+)
 from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
 
@@ -60,3 +68,34 @@ def test_steps_are_whole_multiples_within_the_profile(
     size = chunk_rows(n_rows, [Pace(row_s, step_s)] * 2, profile)
     assert MIN_CHUNK_ROWS <= size <= (EXACT_MAX_ROWS if profile is Profile.EXACT else MAX_ROWS_PER_STEP)
     assert size % CHUNK_MULTIPLE == 0
+
+
+def marks(n_rows: int, size: int, n_checkpoints: int, *, is_first: bool) -> list[int]:
+    """How far before the end each checkpoint stands."""
+    left, found = n_rows, []
+    for cut in cut_prompt(n_rows, size, n_checkpoints, is_first=is_first):
+        left -= cut.n_rows
+        if cut.is_checkpoint:
+            found.append(left)
+    return found
+
+
+def test_a_prompt_leaves_checkpoints_before_its_end_and_further_on() -> None:
+    assert marks(1008, 100, 4, is_first=True) == [408, 208, 108, 8]
+    assert marks(1008, 100, 2, is_first=True) == [108, 8]
+    assert marks(1008, 100, 4, is_first=False) == [8], "the others are worth more than places in between"
+    assert marks(40, 100, 4, is_first=True) == [TAIL_ROWS]
+    assert marks(1008, 100, 0, is_first=True) == []
+    assert marks(TAIL_ROWS + 1, 100, 4, is_first=True) == []
+
+
+@given(st.integers(1, 2000), st.sampled_from(range(32, 129, 16)), st.integers(0, 6), st.booleans())
+def test_steps_hold_the_prompt_and_checkpoints_are_no_lone_rows(
+    n_rows: int, size: int, n_checkpoints: int, is_first: bool
+) -> None:
+    cuts = cut_prompt(n_rows, size, n_checkpoints, is_first=is_first)
+    assert sum(cut.n_rows for cut in cuts) == n_rows
+    assert all(1 <= cut.n_rows <= size for cut in cuts)
+    assert all(cut.n_rows > 1 for cut in cuts if cut.is_checkpoint)
+    assert sum(cut.is_checkpoint for cut in cuts) <= n_checkpoints
+    assert not cuts[-1].is_checkpoint

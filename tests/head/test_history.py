@@ -43,6 +43,36 @@ def test_a_running_state_is_kept_whole_or_not_at_all() -> None:
     assert CHAT.reusable([*range(1, 10), 77], STATE) == 0
 
 
+def test_a_running_state_is_kept_up_to_a_checkpoint() -> None:
+    held = History()
+    for start in range(0, 20, 4):
+        held.add(list(range(start, start + 4)))
+        if start != 8:
+            held.add_checkpoint(3)
+    assert held.checkpoints == [8, 16, 20], "the newest three"
+    assert held.reusable([*range(19), 77], STATE) == 16
+    assert held.reusable(list(range(20)), STATE) == 16, "its last token must be computed again"
+    assert held.reusable([*range(13), 77], STATE) == 8
+    assert held.reusable([*range(7), 77], STATE) == 0
+    held.truncate(16)
+    assert held.checkpoints == [8, 16]
+    assert held.beginning(8).checkpoints == []
+    held.truncate(0)
+    assert held.checkpoints == []
+
+
+def test_of_too_many_checkpoints_the_oldest_goes_but_for_the_pinned_one() -> None:
+    held = History()
+    for token in range(6):
+        held.add([token])
+        held.add_checkpoint(3)
+        if token == 1:
+            held.pinned = 2
+    assert held.checkpoints == [2, 5, 6]
+    held.truncate(1)
+    assert held.pinned is None
+
+
 @pytest.mark.parametrize("rollback", Rollback)
 def test_guesses_that_nobody_settled_can_be_left_out(rollback: Rollback) -> None:
     held = history([1, 2, 3, 4])

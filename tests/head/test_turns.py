@@ -15,6 +15,7 @@ from tests.stage.tiny_models import N_VOCAB
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import RefusedError
+from meshswarm.head.chunking import TAIL_ROWS
 from meshswarm.head.head import Head
 from meshswarm.head.models import Voice
 from meshswarm.head.request import Event, Finished, GenerationRequest, Queued, Speculation, Started, TextDelta
@@ -51,7 +52,13 @@ async def model(tmp_path: Path) -> AsyncIterator[Model]:
 
 @pytest.fixture
 def head(model: Model) -> Head:
-    card = ModelCard(bytes(32), "tiny", "llama", "f32", model.n_layers, (1000,), 100, N_CTX, model.n_embd, N_VOCAB)
+    return head_of(model)
+
+
+def head_of(model: Model) -> Head:
+    card = ModelCard(
+        bytes(32), "tiny", model.architecture, "f32", model.n_layers, (1000,), 100, N_CTX, model.n_embd, N_VOCAB
+    )
     voice = Voice(card, Numbers(), {"F32"})  # type: ignore[arg-type]
     records = [
         CoverageRecord(hop.peer, hop.addresses, bytes(32), hop.span, True, "cpu", N_CTX, 10, 1, 1000)
@@ -111,6 +118,33 @@ async def test_a_next_turn_computes_what_is_new_and_says_what_a_fresh_run_says(h
     assert end.timings.prompt_n == 4
     assert [server.sessions_total for server in model.servers] == [0, 1, 1]
     assert again == await fresh(head, request(chat))
+
+
+@pytest.mark.parametrize("architecture", ["qwen35moe", "deepseek4"])
+async def test_a_turn_whose_history_is_written_anew_goes_on_from_the_last_prompt_whatever_the_family_keeps(
+    architecture: str, tmp_path: Path
+) -> None:
+    """As templates do that leave out what a model thought: the end of the last prompt and the answer are others now.
+    The answer is longer than the prompt: it is worth nothing any more, but is kept where there is room."""
+    async with tiny_swarm(architecture, tmp_path) as model:
+        head = head_of(model)
+        await ask(head, request(PROMPT, max_tokens=30))
+        for turn in (1, 2):
+            chat = [*PROMPT[:-3], *(turn + n for n in range(20 * turn))]
+            said, end, _ = await ask(head, request(chat))
+            assert end.usage.cached_tokens == len(PROMPT) - TAIL_ROWS
+            assert said == await fresh(head, request(chat))
+
+
+async def test_a_thought_longer_than_its_prompt_costs_no_prompt(tmp_path: Path) -> None:
+    async with tiny_swarm("qwen35moe", tmp_path) as model:
+        head = head_of(model)
+        await ask(head, request(PROMPT[:40], max_tokens=120))
+        chat = [*PROMPT[:38], 1, 2, 3, 4]
+        said, end, _ = await ask(head, request(chat))
+        assert end.usage.cached_tokens == 40 - TAIL_ROWS
+        assert head.n_warm == 2, "it went on from a copy"
+        assert said == await fresh(head, request(chat))
 
 
 async def test_a_draw_by_seed_is_the_same_on_a_kept_session(head: Head) -> None:

@@ -96,12 +96,16 @@ class Model:
         return FAMILIES[self.architecture].rollback
 
     async def open(
-        self, hops: tuple[Hop, ...], *, dtype: Dtype = Dtype.F32, origin: Origin | None = None, n_ctx: int = N_CTX
+        self,
+        hops: tuple[Hop, ...],
+        *,
+        dtype: Dtype = Dtype.F32,
+        profile: Profile = Profile.EXACT,
+        origin: Origin | None = None,
+        n_ctx: int = N_CTX,
     ) -> Talk:
         width = FAMILIES[self.architecture].row_width(self.n_embd)
-        terms = Terms(
-            bytes(32), self.n_layers, width, n_ctx, Profile.EXACT, 0.0, min(N_VOCAB, MAX_TOP_K), 60_000, dtype
-        )
+        terms = Terms(bytes(32), self.n_layers, width, n_ctx, profile, 0.0, min(N_VOCAB, MAX_TOP_K), 60_000, dtype)
         core = HeadSession(os.urandom(16), self.head.peer_id, (), hops, terms, origin=origin)
         session = RouteSession(self.head, self.identity, core, self.books)
         await session.open()

@@ -45,6 +45,8 @@ def bent(value: float) -> Job:
         (bent(-MAX_ACTIVATION), MIDDLE),
         (replace(HIDDEN, hidden=np.zeros((128, 8), np.float32)), MIDDLE),
         (replace(HIDDEN, hidden=ZEROS[::-1]), MIDDLE),
+        (replace(HIDDEN, checkpoints=(3,)), MIDDLE),
+        (replace(HIDDEN, is_window=True, checkpoints=(1,)), MIDDLE),
         (OUTPUTS, LAST),
         (replace(OUTPUTS, outputs=()), LAST),
         (replace(OUTPUTS, top_k=10_000, temperature=-1.0), LAST),
@@ -97,6 +99,12 @@ def test_what_fits_passes(job: Job, shape: SliceShape) -> None:
             "49 rows; this engine takes 1 to 48",
         ),
         (replace(HIDDEN, profile=Profile.EXACT), replace(MIDDLE, exact_obstacle="not here"), "not here"),
+        (replace(HIDDEN, is_window=True, checkpoints=(3,)), MIDDLE, "a checkpoint stands behind a draft or a lone row"),
+        (
+            replace(HIDDEN, hidden=ZEROS[:1], checkpoints=(1,)),
+            MIDDLE,
+            "a checkpoint stands behind a draft or a lone row",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(job: Job, shape: SliceShape, match: str) -> None:

@@ -23,6 +23,7 @@ from meshswarm.stage.engine_compute import SpanComputer
 from meshswarm.stage.engine_jobs import EngineInputError, Job, JobResult, SliceShape
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.kv_layers import layer_kvs
 from meshswarm.stage.llama import LlamaSpan
 from meshswarm.stage.llama_options import LlamaOptions
 from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
@@ -41,6 +42,7 @@ class Model:
         write_tiny(name, path)
         header = read_header(path)
         self.n_layers = check_hyperparameters(header).n_layers
+        self.kvs = layer_kvs(header)
         options = with_attention(LlamaOptions(), header, n_rows=128, n_cells=768, offload=ON_CPU)
         llama = LlamaSpan(path, n_cells=768, n_slots=N_SLOTS, n_threads=1, max_rows=128, options=options)
         family = FAMILIES[llama.architecture]
@@ -218,7 +220,7 @@ def test_a_window_that_was_followed_is_settled(model: Model) -> None:
 def test_a_session_goes_back_to_a_checkpoint_as_if_it_had_never_gone_on(
     model: Model, position: int, n_rows: int
 ) -> None:
-    model.fill(0, 40, is_checkpoint=True)
+    model.fill(0, 40, checkpoints=(20, 40))
     model.wander(0, 40)
     at = position
     assert np.array_equal(model.rows(0, at, at + n_rows, truncate_to=at), model.straight[at : at + n_rows])
@@ -228,7 +230,7 @@ def test_a_session_goes_back_to_a_checkpoint_as_if_it_had_never_gone_on(
 
 
 def test_a_checkpoint_may_be_gone_back_to_again_and_again(model: Model) -> None:
-    model.fill(0, 40, is_checkpoint=True)
+    model.fill(0, 40, checkpoints=(20, 40))
     for _ in range(3):
         model.wander(0, model.computer.n_held[0])
         assert np.array_equal(model.rows(0, 40, 43, truncate_to=40), model.straight[40:43])
@@ -237,17 +239,17 @@ def test_a_checkpoint_may_be_gone_back_to_again_and_again(model: Model) -> None:
 def test_in_fast_too_a_checkpoint_is_where_it_was(model: Model) -> None:
     fast: dict[str, object] = {"profile": Profile.FAST}
     for slot in (0, 1):
-        model.fill(slot, 40, is_checkpoint=True, **fast)
+        model.fill(slot, 40, checkpoints=(20, 40), **fast)
     model.wander(0, 40, **fast)
     for start, stop in ((40, 41), (41, 45)):
         options = {**fast, "truncate_to": start}
         assert np.array_equal(model.rows(0, start, stop, **options), model.rows(1, start, stop, **options))
 
 
-def test_the_newest_checkpoints_are_kept(model: Model) -> None:
-    model.fill(0, 60, is_checkpoint=True)
-    job = model.job(0, 20, 23, truncate_to=20)
-    (outcome,) = model.computer.compute([job])
+def test_a_session_says_which_checkpoints_are_kept(model: Model) -> None:
+    model.fill(0, 40, checkpoints=(20, 40))
+    model.rows(0, 40, 60, checkpoints=(40, 60))
+    (outcome,) = model.computer.compute([model.job(0, 20, 23, truncate_to=20)])
     if not keeps_state(model):
         assert isinstance(outcome, JobResult)
         return
@@ -258,8 +260,14 @@ def test_the_newest_checkpoints_are_kept(model: Model) -> None:
     assert np.array_equal(model.rows(0, 40, 42, truncate_to=40), model.straight[40:42])
 
 
+def test_a_saved_state_takes_what_the_memory_plan_counts(model: Model) -> None:
+    model.fill(0, 300)
+    counted = sum(layer.saved_bytes() for layer in model.kvs)
+    assert 0 <= model.llama.save_state(0).nbytes - counted < 1200 or not keeps_state(model)
+
+
 def test_an_empty_slot_has_no_checkpoints(model: Model) -> None:
-    model.fill(0, 20, is_checkpoint=True)
+    model.fill(0, 20, checkpoints=(20,))
     model.fill(0, 40)
     (outcome,) = model.computer.compute([model.job(0, 20, 23, truncate_to=20)])
     assert isinstance(outcome, EngineInputError if keeps_state(model) else JobResult)
@@ -268,7 +276,7 @@ def test_an_empty_slot_has_no_checkpoints(model: Model) -> None:
 @pytest.mark.parametrize("is_left", [False, True])
 def test_a_copy_may_begin_at_a_checkpoint(model: Model, is_left: bool) -> None:
     """Also of a session that has to compute rows again before its next ones."""
-    model.fill(0, 40, is_checkpoint=True)
+    model.fill(0, 40, checkpoints=(20, 40))
     model.rows(0, 40, 60)
     if is_left:
         model.rows(0, 60, 61)

@@ -9,10 +9,11 @@ from tests.stage.tiny_models import TINY, write_tiny
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
+from meshswarm.stage.checkpoints import MAX_CHECKPOINTS, n_checkpoints
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.kv_layers import is_kv_known, session_cells
 from meshswarm.stage.llama_options import KvType
-from meshswarm.stage.memory import Load, MemoryModel
+from meshswarm.stage.memory import PROCESS_BYTES, Load, MemoryModel
 from meshswarm.stage.slicing import slice_bytes, write_slice
 
 LOAD = Load(n_ctx=4095, n_sessions=3)
@@ -53,6 +54,18 @@ def test_its_parts_do_so_with_their_zero_layers(tiny, tmp_path):
         assert memory.weights == slice_bytes(header, span) == written.file_length - written.data_offset
         assert abs(memory.kv - reported.kv_bytes) < PRECISION, span
         assert reported.compute_bytes <= memory.work, span
+
+
+@pytest.mark.parametrize(("name", "n_states"), [("qwen3", 0), ("qwen35moe", MAX_CHECKPOINTS + 1)])
+def test_states_that_are_saved_to_go_back_to_count(name, n_states, tmp_path):
+    model = MemoryModel(read_header(write_tiny(name, tmp_path / "tiny.gguf")), LOAD)
+    memory = model.span(model.whole)
+    assert memory.saved == n_states * LOAD.n_sessions * model.state_bytes(model.whole)
+    assert memory.total == memory.weights + memory.kv + memory.work + memory.saved + PROCESS_BYTES
+
+
+def test_large_states_are_few():
+    assert [n_checkpoints(size << 20) for size in (0, 1, 16, 20, 40, 63, 400)] == [4, 4, 4, 3, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek4", "qwen35moe"])

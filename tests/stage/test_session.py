@@ -47,6 +47,14 @@ def test_rows_in_order_are_computed_and_forwarded_with_the_same_sequence_number(
     assert (forward.step.seq, forward.step.pos0, forward.step.n_rows) == (0, 0, 3)
 
 
+def test_no_more_positions_can_be_marked_than_were_granted() -> None:
+    session = SpanSession(opening(), N_EMBD, window=32, n_checkpoints=2)
+    session.on_step(replace(token_step(0, 0, 3), checkpoints=(3,)))
+    session.on_step(replace(token_step(1, 3, 3), checkpoints=(3, 6)))
+    with pytest.raises(RemoteProtocolError, match="more than the 2 checkpoints granted"):
+        session.on_step(replace(token_step(2, 6, 3), checkpoints=(3, 6, 9)))
+
+
 def test_an_older_step_is_dropped_and_a_gap_waits() -> None:
     session = first_span()
     assert session.on_step(token_step(1, 2, 1)) == []

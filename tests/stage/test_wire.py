@@ -40,6 +40,7 @@ def steps(draw: st.DrawFn) -> m.Step:
         draw(counts), draw(st.integers(0, 2**24)), n_rows, draw(st.none() | st.integers(0, 2**24)),
         draw(st.integers(0, 255)), tokens, m.Dtype.F32, hidden, draw(st.none() | hashes),
         draw(st.integers(1, n_rows)), draw(st.integers(0, 2**32 - 1)),
+        draw(st.none() | st.lists(st.integers(0, 2**24), max_size=5).map(tuple)),
     )  # fmt: skip
 
 
@@ -62,7 +63,9 @@ opens = st.builds(
 )  # fmt: skip
 anything = st.one_of(
     opens, steps(),
-    st.builds(m.Opened, texts, st.integers(0, 2**32 - 1), hashes, st.sampled_from(Rollback), st.booleans()),
+    st.builds(
+        m.Opened, texts, st.integers(0, 2**32 - 1), hashes, st.sampled_from(Rollback), st.booleans(), st.integers(0, 99)
+    ),
     st.builds(m.Waiting, st.integers(0, 2**32 - 1), st.integers(0, 2**40)), st.builds(m.Park),
     st.builds(m.Resume, st.floats(0, 1000), st.integers(0, 4096), st.integers(0, 2**40)),
     st.builds(m.Refused, st.sampled_from(m.RefusalReason), texts, st.integers(0, 2**32 - 1)),
@@ -116,8 +119,9 @@ def test_fields_of_a_later_version_are_ignored(message: m.Message) -> None:
 @pytest.mark.parametrize(
     ("message", "n_later"),
     [
-        (m.Step(3, 5, 1, None, m.Flag.EMIT, bytes(4), m.Dtype.F32, None, None), 2),
-        (m.Opened("cpu", 512, bytes(32)), 2),
+        (m.Step(3, 5, 1, None, m.Flag.EMIT, bytes(4), m.Dtype.F32, None, None), 3),
+        (m.Opened("cpu", 512, bytes(32)), 3),
+        (m.Opened("cpu", 512, bytes(32), Rollback.STATE, True), 1),
         (m.FullRowRequest(3), 1),
         (m.FullRow(3, bytes(8)), 1),
     ],

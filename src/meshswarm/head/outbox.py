@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-from meshswarm.head.chunking import Pace, chunk_rows, max_chunk_rows
+from meshswarm.head.chunking import Pace, chunk_rows, cut_prompt, max_chunk_rows
 from meshswarm.head.history import History
 from meshswarm.stage.messages import MAX_DRAFT, Dtype, Flag, RowHash, Step
 from meshswarm.stage.profile import Profile
@@ -18,13 +18,15 @@ from meshswarm.stage.session import Work
 
 
 class Outbox:
-    """`history`: what the session holds already. `route`: how fast each span is, empty when nobody knows."""
+    """`history`: what the session holds already. `route`: how fast each span is, empty when nobody knows.
+    `n_checkpoints`: how many the spans keep, 0 where there are none or none are needed."""
 
     def __init__(self, session: bytes, n_ctx: int, profile: Profile, route: Sequence[Pace], history: History) -> None:
         self.history = history
         self.length = len(history.tokens)  # positions sent so far
         self.turn = 0
         self.sent = Work()
+        self.n_checkpoints = 0
         self._n_ctx = n_ctx
         self._profile = profile
         self._route = route
@@ -48,18 +50,27 @@ class Outbox:
             raise ValueError(f"{len(tokens)} tokens do not fit the {self._n_ctx} positions of the session")
         if truncate_to == self.length:
             truncate_to = None  # there is nothing to take back
+        goes_on = start >= self.length - self.history.n_open and bool(self.history.checkpoints)
         if truncate_to is not None:
             self.length = truncate_to
             self.history.truncate(truncate_to)
-        for at in range(0, len(tokens), size):
-            chunk = tokens[at : at + size]
-            is_last = at + size >= len(tokens)
-            step = self._step(chunk, truncate_to if at == 0 else None, n_draft, is_last)
-            self._steps.append(step)
+        n_checkpoints = 0 if n_draft else self.n_checkpoints
+        at = 0
+        for cut in cut_prompt(len(tokens), size, n_checkpoints, is_first=start == 0):
+            chunk = tokens[at : at + cut.n_rows]
+            at += cut.n_rows
             self.history.add(chunk, n_draft)
+            if cut.is_checkpoint:
+                self.history.add_checkpoint(n_checkpoints)
+                self.history.pinned = self.history.pinned if goes_on else len(self.history.tokens)
+            step = self._step(chunk, truncate_to, n_draft, is_last=at == len(tokens), is_checkpoint=cut.is_checkpoint)
+            truncate_to = None
+            self._steps.append(step)
         return step
 
-    def _step(self, tokens: list[int], truncate_to: int | None, n_draft: int, is_last: bool) -> Step:
+    def _step(
+        self, tokens: list[int], truncate_to: int | None, n_draft: int, *, is_last: bool, is_checkpoint: bool
+    ) -> Step:
         packed = struct.pack(f"<{len(tokens)}i", *tokens)
         step = Step(
             seq=self._next_seq,
@@ -73,6 +84,7 @@ class Outbox:
             running_hash=self._hash.step(self._next_seq, self.length, len(tokens), packed, None),
             n_outputs=1 + n_draft,
             turn=self.turn,
+            checkpoints=tuple(self.history.checkpoints) if is_checkpoint else None,
         )
         self._next_seq += 1
         self.length += len(tokens)

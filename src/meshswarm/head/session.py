@@ -306,6 +306,8 @@ class HeadSession:
             return self._ask_next(now)
         self.state = State.READY
         self._deadline = None
+        if self.rollback is Rollback.STATE:
+            self._outbox.n_checkpoints = min(span.n_checkpoints for span in everyone)
         return [Ready(everyone)]
 
     def _on_waiting(self, hop: int, waiting: Waiting) -> list[Action]:

@@ -100,7 +100,8 @@ class SpanEngine:
         header = read_header(slice_path)
         n_cells = session_cells(n_ctx)
         max_rows = min(max_rows, n_cells)
-        state_bytes = sum(layer.state_bytes for layer in layer_kvs(header))
+        types = llama_options.type_k, llama_options.type_v
+        state_bytes = sum(layer.saved_bytes(*types) for layer in layer_kvs(header))
 
         def settled(n_cells: int) -> LlamaOptions:
             return with_attention(llama_options, header, n_rows=max_rows, n_cells=n_cells, offload=offload)

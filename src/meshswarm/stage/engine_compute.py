@@ -64,8 +64,17 @@ class SpanComputer:
     [n_outputs, n_vocab], once `keep_rows` was called and until its next job.
     """
 
-    def __init__(self, llama: LlamaSpan, shape: SliceShape, family: Family | None, n_slots: int) -> None:
-        self.slots = Slots(llama, _rollback(llama, family), n_slots, shape.n_ctx)
+    def __init__(
+        self, llama: LlamaSpan, shape: SliceShape, family: Family | None, n_slots: int, *, n_checkpoints: int = 0
+    ) -> None:
+        self.slots = Slots(
+            llama,
+            _rollback(llama, family),
+            n_slots,
+            shape.n_ctx,
+            n_checkpoints=n_checkpoints,
+            copies_checkpoints=family is None or family.copies_checkpoints,
+        )
         self.n_held = self.slots.n_held
         self.full_rows: dict[int, NDArray[np.float32]] = {}
         self._llama = llama
@@ -146,7 +155,14 @@ class SpanComputer:
         """Raises what computing raises."""
         pos0 = job.pos0 - len(lead)
         again = replace(
-            job, pos0=pos0, truncate_to=None, tokens=lead.tokens, hidden=lead.hidden, outputs=(), is_window=False
+            job,
+            pos0=pos0,
+            truncate_to=None,
+            tokens=lead.tokens,
+            hidden=lead.hidden,
+            outputs=(),
+            is_window=False,
+            checkpoints=None,
         )
         outcome = self._compute_safely([_Run(again, None, 0)], ())[job.slot]
         if isinstance(outcome, MeshswarmError):

@@ -41,6 +41,8 @@ class Job:
     `truncate_to` on are forgotten first. The residual after layer `stop_layer - 1` (absolute) leaves; in a last span
     that runs to the model's end, the logits of the rows `outputs` do instead, reduced to `top_k` with the tail's mass
     at `temperature`. `is_window`: a later job may truncate to a position among these rows, in any family.
+    `checkpoints`: positions that one may truncate to whatever comes between; the one behind these rows is new if it is
+    among them, others that are not are given up. None: as they were.
     """
 
     slot: int
@@ -54,6 +56,12 @@ class Job:
     temperature: float
     profile: Profile
     is_window: bool = False
+    checkpoints: tuple[int, ...] | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the position behind its rows is to be one."""
+        return self.checkpoints is not None and self.pos0 + self.n_rows in self.checkpoints
 
     @property
     def n_rows(self) -> int:
@@ -130,6 +138,8 @@ def check_job(job: Job, shape: SliceShape) -> None:
     limit = min(EXACT_MAX_ROWS, shape.max_rows) if job.profile is Profile.EXACT else shape.max_rows
     if not 1 <= n_rows <= limit:
         raise EngineInputError(f"a step has {n_rows} rows; this engine takes 1 to {limit} at a time ({job.profile})")
+    if job.is_checkpoint and (job.is_window or n_rows < EXACT_MIN_ROWS):
+        raise EngineInputError("a checkpoint stands behind a draft or a lone row, whose state may have to go again")
     if not shape.span.start < job.stop_layer <= shape.span.stop:
         raise EngineInputError(f"layer {job.stop_layer} is not an exit of the layers {shape.span}")
     if job.outputs:

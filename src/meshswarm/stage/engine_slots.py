@@ -4,7 +4,8 @@ The rule this file keeps: after `settle` or `give_up` a slot holds exactly the p
 before the next ones. A family with `Rollback.KV` drops the positions behind: exact anywhere. One with `Rollback.STATE`
 has layers with a running state, which holds no positions one could drop. There the state is saved before rows that may
 have to go, a draft or the dummy row of `EXACT`, and the inputs of these rows are kept. To go back is to restore the
-state, and to compute the rows that stay once more, in front of the next job and in one graph run with it.
+state, and to compute the rows that stay once more, in front of the next job and in one graph run with it. At
+checkpoints the state is saved too, and kept while the session goes on, for as long as it says.
 """
 
 from __future__ import annotations
@@ -62,15 +63,36 @@ class _Saved:
     is_left: bool
 
 
-class Slots:
-    """The positions of every slot. `n_held[slot]`: how many it holds, as its session sees it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Checkpoint:
+    """The state before position `position`."""
 
-    def __init__(self, llama: LlamaSpan, rollback: Rollback, n_slots: int, n_ctx: int) -> None:
+    position: int
+    state: NDArray[np.uint8]
+
+
+class Slots:
+    """The positions of every slot. `n_held[slot]`: how many it holds, as its session sees it. `n_checkpoints`: so many
+    each slot may have, none in a family that needs none; `copies_checkpoints`: other slots may begin there."""
+
+    def __init__(
+        self,
+        llama: LlamaSpan,
+        rollback: Rollback,
+        n_slots: int,
+        n_ctx: int,
+        *,
+        n_checkpoints: int = 0,
+        copies_checkpoints: bool = True,
+    ) -> None:
         self.n_held = [0] * n_slots
         self.rollback = rollback
         self._llama = llama
         self._n_ctx = n_ctx
         self._saved: dict[int, _Saved] = {}
+        self.n_checkpoints = n_checkpoints if rollback is Rollback.STATE else 0
+        self._copies_checkpoints = copies_checkpoints
+        self._checkpoints: list[list[_Checkpoint]] = [[] for _ in range(n_slots)]  # by rising position
 
     def admit(self, job: Job) -> Rows | None:
         """Truncate the slot as the job says. Returns the rows to compute again in front of the job's, if any.
@@ -91,7 +113,11 @@ class Slots:
         if start == self.n_held[slot] and (saved is None or not saved.is_left):
             return None
         if saved is None or start < saved.position:
-            raise EngineInputError(f"this model cannot go back from position {self.n_held[slot]} to {start}")
+            checkpoint = self._checkpoint(slot, start)
+            if checkpoint is None:
+                raise EngineInputError(f"this model cannot go back from position {self.n_held[slot]} to {start}")
+            saved = _Saved(start, checkpoint.state, Rows(job.tokens, job.hidden).first(0), is_left=True)
+        self._checkpoints[slot] = [kept for kept in self._checkpoints[slot] if kept.position <= start]
         lead = saved.inputs.first(start - saved.position)
         if len(lead):
             lead.followed_by(Rows(job.tokens, job.hidden))
@@ -124,12 +150,21 @@ class Slots:
             if n_dummies:
                 self._drop(slot, self.n_held[slot])
             return
+        if job.checkpoints is not None:
+            self._keep_checkpoints(job)
         saved = self._saved.pop(slot, None)
         if n_dummies or job.is_window:
             assert saved is not None, "the state was not saved before rows that may have to go"
             own = Rows(job.tokens, job.hidden)
             inputs = saved.inputs.followed_by(own) if len(saved.inputs) else own
             self._saved[slot] = replace(saved, inputs=inputs, is_left=n_dummies > 0)
+
+    def _keep_checkpoints(self, job: Job) -> None:
+        assert job.checkpoints is not None
+        kept = [checkpoint for checkpoint in self._checkpoints[job.slot] if checkpoint.position in job.checkpoints]
+        if job.is_checkpoint:
+            kept.append(_Checkpoint(self.n_held[job.slot], self._llama.save_state(job.slot)))
+        self._checkpoints[job.slot] = kept
 
     def give_up(self, job: Job) -> None:
         """The job failed: the slot holds what was before its rows; nothing, where its state cannot go back."""
@@ -145,13 +180,15 @@ class Slots:
             self.n_held[slot] = job.pos0
 
     def copy(self, source: int, target: int, n_positions: int) -> None:
-        """The empty slot `target` gets the first `n_positions` of `source`. Raises EngineInputError where it cannot."""
+        """The empty slot `target` gets the first `n_positions` of `source`, without its checkpoints. Raises
+        EngineInputError where it cannot."""
         if not 0 < n_positions <= self.n_held[source]:
             raise EngineInputError(f"{n_positions} positions were to be copied, but {self.n_held[source]} are held")
         saved = self._saved.get(source)
         is_all = n_positions == self.n_held[source]
         if self.rollback is Rollback.STATE and not is_all and (saved is None or n_positions < saved.position):
-            raise EngineInputError(f"this model cannot give its first {n_positions} positions to another session")
+            self._copy_checkpoint(source, target, n_positions)
+            return
         if saved is not None:
             # The source goes back first: a saved state put into another slot than its own, behind copied positions,
             # gave other bits (deepseek4, measured with llama-cpp-python 0.3.36).
@@ -168,10 +205,27 @@ class Slots:
             self._saved[target] = replace(saved, inputs=inputs)
             self.n_held[target] = n_positions
 
+    def _copy_checkpoint(self, source: int, target: int, n_positions: int) -> None:
+        checkpoint = self._checkpoint(source, n_positions)
+        if checkpoint is None or not self._copies_checkpoints:
+            raise EngineInputError(f"this model cannot give its first {n_positions} positions to another session")
+        # As above, the state is put into its own slot, and there alone: the positions behind it stay.
+        now = self._llama.save_state(source)
+        self._put_state(source, checkpoint.state, n_positions)
+        self._llama.copy(source, target)
+        self._put_state(source, now, self.n_held[source])
+        if not self._llama.remove(target, n_positions):
+            raise EngineError(f"this model cannot go back to position {n_positions}")
+        self.n_held[target] = n_positions
+
+    def _checkpoint(self, slot: int, position: int) -> _Checkpoint | None:
+        return next((kept for kept in self._checkpoints[slot] if kept.position == position), None)
+
     def clear(self, slot: int) -> None:
         """Forget everything of a slot."""
         self._llama.remove(slot, 0)
         self._saved.pop(slot, None)
+        self._checkpoints[slot].clear()
         self.n_held[slot] = 0
 
     def can_fill(self, slot: int) -> bool:
@@ -186,8 +240,13 @@ class Slots:
         if saved.position == 0:
             self._llama.remove(slot, 0)
             return
-        if not (self._llama.restore_state(slot, saved.state) and self._llama.remove(slot, saved.position)):
-            raise EngineError(f"llama.cpp did not take back the state it had at position {saved.position}")
+        self._put_state(slot, saved.state, saved.position)
+        if not self._llama.remove(slot, saved.position):
+            raise EngineError(f"this model cannot go back to position {saved.position}")
+
+    def _put_state(self, slot: int, state: NDArray[np.uint8], position: int) -> None:
+        if not self._llama.restore_state(slot, state):
+            raise EngineError(f"llama.cpp did not take back the state it had at position {position}")
 
     def _drop(self, slot: int, position: int) -> None:
         """Raises EngineError where the model's memory cannot."""

@@ -45,10 +45,17 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """What one layer keeps. `state_bytes`: of each session, however long it is."""
+    """What one layer keeps. `state_bytes`: of each session, however long it is. `n_saved_rows`: so many rows of its
+    first cells are saved with the state, since going on may drop them."""
 
     cells: tuple[Cells, ...] = ()
     state_bytes: int = 0
+    n_saved_rows: int = 0
+
+    def saved_bytes(self, type_k: KvType = KvType.F16, type_v: KvType = KvType.F16) -> int:
+        """Bytes of one saved state of a session."""
+        rows = self.n_saved_rows * self.cells[0].row_bytes(type_k, type_v) if self.n_saved_rows else 0
+        return self.state_bytes + rows
 
     def cell_bytes(self, n_cells: int, type_k: KvType = KvType.F16, type_v: KvType = KvType.F16) -> int:
         """Bytes that one session of `n_cells` positions takes, without its state."""
@@ -133,14 +140,16 @@ def _deepseek4(model: _Model, layer: int) -> LayerKv:
     """A window of latent rows, compressed ones beside it, and what the compressors have begun."""
     width, indexer = model.key_size, model.indexer_size
     window = Cells(width)
+    n_window = model.settings.number("attention.sliding_window", 0)
     match model.settings.per_layer("attention.compress_ratios", 0)[layer]:
         case 4:  # compressed sparse attention
             state = 2 * 2 * (width + indexer) * 2 * _CSA_RATIO * _F32  # values and scores, of two overlapping blocks
-            return LayerKv((window, Cells(width, ratio=_CSA_RATIO), Cells(indexer, ratio=_CSA_RATIO)), state)
+            compressed = Cells(width, ratio=_CSA_RATIO), Cells(indexer, ratio=_CSA_RATIO)
+            return LayerKv((window, *compressed), state, n_window)
         case 128:  # heavily compressed attention
-            return LayerKv((window, Cells(width, ratio=_HCA_RATIO)), 2 * width * _HCA_RATIO * _F32)
+            return LayerKv((window, Cells(width, ratio=_HCA_RATIO)), 2 * width * _HCA_RATIO * _F32, n_window)
         case _:
-            return LayerKv((window,))
+            return LayerKv((window,), n_saved_rows=n_window)
 
 
 def _recurrent(model: _Model) -> LayerKv:

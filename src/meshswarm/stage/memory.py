@@ -15,6 +15,7 @@ from functools import cached_property
 
 from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
 from meshswarm.span import Span
+from meshswarm.stage.checkpoints import saved_bytes
 from meshswarm.stage.families.cuts import LegalCuts, legal_cuts, slice_pads
 from meshswarm.stage.families.proofs import Proofs
 from meshswarm.stage.kv_layers import LayerKv, is_kv_known, layer_kvs, session_cells
@@ -39,16 +40,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class SpanMemory:
-    """Bytes that a span takes. `weights` are mapped from the file, so the system may drop and read them again."""
+    """Bytes that a span takes. `weights` are mapped from the file, so the system may drop and read them again; `saved`:
+    states of sessions that are kept to go back to."""
 
     weights: int
     kv: int
     work: int
+    saved: int = 0
 
     @property
     def total(self) -> int:
         """With the program around it."""
-        return self.weights + self.kv + self.work + PROCESS_BYTES
+        return self.weights + self.kv + self.work + self.saved + PROCESS_BYTES
 
 
 class MemoryModel:
@@ -128,7 +131,10 @@ class MemoryModel:
         pads = self._weights.pads(span)
         kv = self._kv_to[span.stop] - self._kv_to[span.start] + sum(self._kv[pad] for pad in pads)
         has_vocabulary = span.start == 0 or span.stop == self.n_layers
-        return SpanMemory(self._weights.of(span), kv, self._work[has_vocabulary])
+        layers = (*self.layers[span.start : span.stop], *(self.layers[pad] for pad in pads))
+        state = sum(layer.saved_bytes(self.load.type_k, self.load.type_v) for layer in layers)
+        saved = saved_bytes(state) * self.load.n_sessions
+        return SpanMemory(self._weights.of(span), kv, self._work[has_vocabulary], saved)
 
 
 class _Weights:

@@ -124,6 +124,7 @@ class Opened:
     slice_root: bytes
     rollback: Rollback = Rollback.KV
     needs_tokens: bool = False  # the token ids travel beside the hidden states
+    n_checkpoints: int = 0  # how many positions a session may mark to go back to; with Rollback.KV all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,8 @@ class Step:
     `truncate_to`: positions from there on are removed before the rows are computed. `running_hash` covers all rows sent
     in this direction of the session so far (see `RowHash`). `n_outputs`: logits of so many of the last rows are wanted.
     `turn`: how many RESUMEs came before it. It reaches a span by another way than they do, and waits there for them.
+    `checkpoints`: the positions that a later step may truncate to whatever comes between, behind this step's rows or
+    said before; all others are given up. None: as they were.
     """
 
     seq: int
@@ -185,6 +188,7 @@ class Step:
     running_hash: bytes | None
     n_outputs: int = 1
     turn: int = 0
+    checkpoints: tuple[int, ...] | None = None
 
     @property
     def n_draft(self) -> int:

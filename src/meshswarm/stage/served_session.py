@@ -73,7 +73,7 @@ class ServedSession:
 
     def __init__(self, server: SpanServer, served: Served, opening: Open, head: Stream, slot: int) -> None:
         engine = served.engine
-        self.core = SpanSession(opening, engine.row_width, served.window, engine.needs_tokens)
+        self.core = SpanSession(opening, engine.row_width, served.window, engine.needs_tokens, engine.n_checkpoints)
         self.hop_in: Stream | None = None
         self.parked_s: float | None = None  # since when, on the loop's clock
         self._server = server
@@ -148,7 +148,16 @@ class ServedSession:
     def _opened(self) -> None:
         served, engine = self._served, self._served.engine
         self._is_open = True
-        self._tell_head(Opened(engine.numclass, served.window, served.slice_root, engine.rollback, engine.needs_tokens))
+        self._tell_head(
+            Opened(
+                engine.numclass,
+                served.window,
+                served.slice_root,
+                engine.rollback,
+                engine.needs_tokens,
+                engine.n_checkpoints,
+            )
+        )
 
     # -- what arrives
 
@@ -233,6 +242,7 @@ class ServedSession:
             temperature=core.temperature,
             profile=opening.profile,
             is_window=bool(step.flags & Flag.DRAFT),
+            checkpoints=step.checkpoints,
         )
         seq = step.seq
         self._served.engine.submit(job, lambda outcome: self._on_computed(seq, outcome))

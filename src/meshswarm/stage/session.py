@@ -98,12 +98,14 @@ class SpanSession:
 
     `row_width`: floats of one position between two spans. `window`: rows the head may have under way before credit
     comes back. `needs_tokens`: every span of the model's family looks at the token ids, which travel beside the rows.
+    `n_checkpoints`: so many positions may be marked to go back to.
     """
 
     opening: Open
     row_width: int
     window: int
     needs_tokens: bool = False
+    n_checkpoints: int = 0
     is_parked: bool = False
     turn: int = 0
     length: int = field(init=False)  # positions accepted so far
@@ -197,6 +199,8 @@ class SpanSession:
             )
         self._check_rows(step)
         self._check_window(step)
+        if len(step.checkpoints or ()) > self.n_checkpoints:
+            raise RemoteProtocolError(f"step {step.seq} marks more than the {self.n_checkpoints} checkpoints granted")
         digest = self.input_hash.step(step.seq, step.pos0, step.n_rows, step.tokens, step.hidden)
         if step.running_hash is not None and step.running_hash != digest:
             raise RemoteProtocolError(f"the rows up to step {step.seq} are not the ones their sender hashed")

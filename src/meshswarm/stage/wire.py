@@ -59,6 +59,7 @@ _U32 = 2**32 - 1
 _U64 = 2**64 - 1
 _MAX_POSITIONS = 2**24
 _MAX_MS = 2**40
+_MAX_CHECKPOINTS = 1024
 _MAX_TEMPERATURE = 1000.0
 
 
@@ -81,7 +82,7 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
             return _pack(
                 Kind.STEP, message.seq, message.pos0, message.n_rows, message.truncate_to, message.flags,
                 message.tokens, str(message.dtype), message.hidden, message.running_hash,
-                message.n_outputs, message.turn,
+                message.n_outputs, message.turn, message.checkpoints,
             )  # fmt: skip
         case Result():
             rows = [[row.ids, row.logits, row.tail_log_mass] for row in message.rows]
@@ -102,7 +103,7 @@ def encode(message: Message, identity: Identity | None = None) -> bytes:
         case Opened():
             return _pack(
                 Kind.OPENED, message.numclass, message.window, message.slice_root, message.rollback.value,
-                message.needs_tokens,
+                message.needs_tokens, message.n_checkpoints,
             )  # fmt: skip
         case Waiting():
             return _pack(Kind.WAITING, message.place, message.estimate_ms)
@@ -318,7 +319,8 @@ def _decode_opened(fields: _Fields) -> Opened:
     if fields.is_at_end:
         return Opened(numclass, window, slice_root)
     rollback, needs_tokens = fields.choice("rollback", Rollback), fields.boolean("needs_tokens")
-    return Opened(numclass, window, slice_root, rollback, needs_tokens)
+    n_checkpoints = fields.later_integer("n_checkpoints", _MAX_CHECKPOINTS, missing=0)
+    return Opened(numclass, window, slice_root, rollback, needs_tokens, n_checkpoints)
 
 
 def _decode_step(fields: _Fields) -> Step:
@@ -334,6 +336,7 @@ def _decode_step(fields: _Fields) -> Step:
         running_hash=fields.optional_data("running_hash", exact=32),
         n_outputs=fields.later_integer("n_outputs", 1 + MAX_DRAFT, missing=1),
         turn=fields.later_integer("turn", _U32, missing=0),
+        checkpoints=None if fields.is_at_end else _decode_checkpoints(fields),
     )
     if step.n_rows == 0:
         raise RemoteProtocolError("a STEP message came without rows")
@@ -344,6 +347,14 @@ def _decode_step(fields: _Fields) -> Step:
     if step.tokens is not None and len(step.tokens) != 4 * step.n_rows:
         raise RemoteProtocolError("a STEP message came with another number of tokens than rows")
     return step
+
+
+def _decode_checkpoints(fields: _Fields) -> tuple[int, ...] | None:
+    items = fields.optional_items("checkpoints", _MAX_CHECKPOINTS)
+    if items is None:
+        return None
+    inner = _Fields("STEP", items)
+    return tuple(inner.integer("checkpoint", _MAX_POSITIONS) for _ in items)
 
 
 def _decode_result(fields: _Fields) -> Result:
