@@ -97,8 +97,12 @@ class Serving:
             if because:
                 around.report({"event": "notice", "message": because})
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
-        slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span)
-        header, proofs = around.store.header(info.model_id), around.slices.proofs
+        options = settings.llama_options
+        slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span, options)
+        header, proofs = around.store.header(info.model_id), around.slices.proofs(info.model_id, options)
+        cuts = legal_cuts(header, proofs)
+        if proofs.is_refuted and cuts.refusal is not None:
+            around.report({"event": "notice", "message": cuts.refusal})
         wants = Wants(choice.n_ctx, settings.n_sessions, settings.n_threads, settings.llama_options)
         engine = await asyncio.to_thread(
             load_engine, slice_file, span, header, wants, around.home.threads, proofs=proofs
@@ -112,7 +116,7 @@ class Serving:
             engine,
             choice.n_ctx,
             WINDOW_ROWS,
-            is_whole_only=not engine.offload.is_proved or legal_cuts(header, proofs).is_whole_apart,
+            is_whole_only=not engine.offload.is_proved or cuts.is_whole_apart,
         )
         return cls(settings, around, info, served)
 
@@ -247,7 +251,8 @@ def _choose_layers(
     options = settings.llama_options
     n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
     load = Load(n_ctx, settings.n_sessions, options.type_k, options.type_v)
-    model = MemoryModel(around.store.header(info.model_id), load, proofs=around.slices.proofs)
+    proofs = around.slices.proofs(info.model_id, options)
+    model = MemoryModel(around.store.header(info.model_id), load, proofs=proofs)
     limits = Limits(
         room(),
         settings.memory_bytes,

@@ -19,7 +19,9 @@ from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage import slices as slices_module
 from meshswarm.stage.families.cuts import IllegalCutError
-from meshswarm.stage.families.proofs import note_proved
+from meshswarm.stage.families.proofs import CutProof, note
+from meshswarm.stage.llama import numclass
+from meshswarm.stage.llama_options import parse_llama_options
 from meshswarm.stage.slices import Slices
 
 
@@ -109,8 +111,21 @@ def test_on_another_build_nothing_is_cut_before_it_is_proved_here(
     monkeypatch.setattr("meshswarm.stage.families.proofs.installed_build", lambda: "9.9.9")
     with pytest.raises(IllegalCutError, match=r"and this is 9\.9\.9"):
         slices.file(info.model_id, Span(1, 3))
-    note_proved(tmp_path / "home" / "proofs", "llama")
+    note(tmp_path / "home" / "proofs", info.model_id, CutProof(numclass(), (0, 1, 3)))
     assert slices.file(info.model_id, Span(1, 3)).path.name == "1-3.gguf"
+    with pytest.raises(IllegalCutError, match="no other cut of it was tried on this machine"):
+        slices.file(info.model_id, Span(0, 2))
+    with pytest.raises(IllegalCutError, match=r"and this is 9\.9\.9"):
+        slices.file(info.model_id, Span(1, 3), parse_llama_options(["type_k=q8_0"]))
+
+
+def test_what_was_found_to_differ_is_not_cut_any_more(store: Store, slices: Slices, tiny: Path, tmp_path: Path) -> None:
+    info = store.import_file(tiny)
+    slices.file(info.model_id, Span(1, 3))
+    note(tmp_path / "home" / "proofs", info.model_id, CutProof(numclass(), refusal="a logit differs by 1"))
+    with pytest.raises(IllegalCutError, match=r"served whole \(layers 0:4\) on this machine, because .* differs by 1"):
+        slices.file(info.model_id, Span(1, 3))
+    assert slices.file(info.model_id, Span(0, 4)).path == tiny
 
 
 def test_the_whole_model_is_its_own_file(store: Store, slices: Slices, tiny: Path, probes: list[Path]) -> None:

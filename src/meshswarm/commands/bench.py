@@ -36,10 +36,11 @@ def bench(home: Home, settings: BenchSettings) -> dict[str, Any]:
     info = store.obtain(settings.ref)
     span = settings.span or Span(0, info.n_layers)
     slices = Slices(store, home.root)
-    slice_file = slices.file(info.model_id, span)
+    slice_file = slices.file(info.model_id, span, settings.options)
     wants = Wants(N_CTX, N_SESSIONS, settings.n_threads, settings.options)
     header = store.header(info.model_id)
-    engine = load_engine(slice_file, span, header, wants, home.threads, proofs=slices.proofs, anew=True)
+    proofs = slices.proofs(info.model_id, settings.options)
+    engine = load_engine(slice_file, span, header, wants, home.threads, proofs=proofs, anew=True)
     try:
         return {
             "model": info.name,

@@ -8,22 +8,23 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.merkle import Progress
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Home
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.span import Span
 from meshswarm.stage.engine_memory import room
-from meshswarm.stage.families.proofs import Proofs, installed_build, note_proved
+from meshswarm.stage.families.cuts import legal_cuts
+from meshswarm.stage.families.proofs import CutProof, Proofs, installed_build, note
 from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.llama import numclass
 from meshswarm.stage.llama_options import LlamaOptions
 from meshswarm.stage.memory import PROCESS_BYTES, Load, MemoryModel, SpanMemory
 from meshswarm.stage.memory_plan import MemoryPlan, plan_memory
 from meshswarm.stage.messages import Dtype
 from meshswarm.stage.proof_texts import PROOF_TEXTS
 from meshswarm.stage.rows_codec import row_bytes
-from meshswarm.stage.verify import Material, verify
+from meshswarm.stage.verify import Material, SplitDiffersError, verify
 from meshswarm.stage.wire_proofs import WireProofs
 
 _DEFAULT_OPTIONS = LlamaOptions()
@@ -44,7 +45,7 @@ def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress 
     store = Store(home.create().root)
     info = store.obtain(ref, progress=progress)
     header = store.header(info.model_id)
-    proofs = Proofs.here(home.proofs)
+    proofs = Proofs.here(home.proofs, info.model_id, numclass(question.options))
     load = Load(
         min(question.n_ctx, info.n_ctx_train), question.n_sessions, question.options.type_k, question.options.type_v
     )
@@ -81,33 +82,41 @@ def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress 
 def verify_model(
     home: Home, ref: str, n_threads: int | None, progress: Progress | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Prove the model behind `ref` on this machine and write down what was proved. Raises MeshswarmError."""
+    """Prove the model behind `ref` on this machine and write down what was found. Raises MeshswarmError."""
     store = Store(home.create().root)
     info = store.obtain(ref, progress=progress)
     header = store.header(info.model_id)
     vocabulary = Vocabulary.load(header, home.vocabularies)
     prompts = [vocabulary.begin(vocabulary.encode(text)) for text in PROOF_TEXTS]
-    proof = asyncio.run(
-        verify(
-            Material(store.path(info.model_id), header, info.model_id, prompts),
-            folder=home.root,
-            n_threads=n_threads or max(1, (os.cpu_count() or 2) // 2),
-            available_bytes=room().free,
-            say=say,
+    material = Material(store.path(info.model_id), header, info.model_id, prompts)
+    n_threads = n_threads or max(1, (os.cpu_count() or 2) // 2)
+    try:
+        verified = asyncio.run(
+            verify(material, folder=home.root, n_threads=n_threads, available_bytes=room().free, say=say)
         )
-    )
-    WireProofs(home.proofs).note(info.model_id, proof)
-    architecture = check_hyperparameters(header).architecture
-    if not Proofs.here(home.proofs).cover(architecture):
-        note_proved(home.proofs, architecture)
-    return {"name": info.name, "model_id": info.id_text, **_wire(home, info.model_id)}
+    except SplitDiffersError as error:
+        note(home.proofs, info.model_id, CutProof(numclass(), refusal=error.refusal))
+        raise
+    note(home.proofs, info.model_id, verified.cuts)
+    WireProofs(home.proofs).note(info.model_id, verified.wire)
+    cuts = legal_cuts(header, Proofs.here(home.proofs, info.model_id, verified.cuts.numclass))
+    return {
+        "name": info.name,
+        "model_id": info.id_text,
+        "cuts": {"starts": list(cuts.starts), "sentence": cuts.sentence},
+        **_wire(home, info.model_id),
+    }
 
 
 def _wire(home: Home, model_id: bytes) -> dict[str, Any]:
     proof = WireProofs(home.proofs).of(model_id)
     is_current = proof is not None and proof.build == installed_build()
     proved = proof.proved() if proof is not None and is_current else (Dtype.F32,)
-    return {"proved": [str(dtype) for dtype in proved], "proof": None if proof is None else proof.as_json()}
+    return {
+        "proved": [str(dtype) for dtype in proved],
+        "is_current": is_current,
+        "proof": None if proof is None else proof.as_json(),
+    }
 
 
 def _memory(memory: SpanMemory) -> dict[str, int]:

@@ -143,7 +143,12 @@ def show_facts(facts: dict[str, Any]) -> None:
 def _wire_words(facts: dict[str, Any]) -> str:
     sizes = facts["row_bytes"]
     proved = ", ".join(f"{dtype} ({sizes[dtype]} bytes a row)" for dtype in facts["wire"]["proved"])
-    return proved if facts["wire"]["proof"] else f"{proved}; `meshswarm models verify` may prove narrower ones"
+    proof = facts["wire"]["proof"]
+    if proof is None:
+        return f"{proved}; `meshswarm models verify` may prove narrower ones"
+    if facts["wire"]["is_current"]:
+        return proved
+    return f"{proved}; what was proved with llama-cpp-python {proof['build']} has to be verified again on this build"
 
 
 def _size(n_bytes: float) -> str:
@@ -156,6 +161,7 @@ def _size(n_bytes: float) -> str:
 def show_proof(verified: dict[str, Any]) -> None:
     proof = verified["proof"]
     print(f"{verified['name']}: its parts {', '.join(proof['spans'])} compute bit for bit what the whole does.")
+    print(f"It {verified['cuts']['sentence']}.\n")
     rows = [("itself, other chunks", *_divergence_words(proof["noise"]), "")]
     for result in proof["results"]:
         words = ("", "", "") if result["divergence"] is None else _divergence_words(result["divergence"])

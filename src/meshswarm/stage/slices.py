@@ -20,6 +20,8 @@ from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import check_cut
 from meshswarm.stage.families.proofs import Proofs
+from meshswarm.stage.llama import numclass
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.slicing import SLICE_FORMAT, write_slice
 
 
@@ -46,18 +48,17 @@ class Slices:
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._locks_guard = threading.Lock()
 
-    @property
-    def proofs(self) -> Proofs:
-        """Which architectures may be cut here; also those that were proved on this machine."""
-        return Proofs.here(self._proofs_folder)
+    def proofs(self, model_id: bytes, options: LlamaOptions = DEFAULT_OPTIONS) -> Proofs:
+        """What is proved about a model's parts here, when they are computed with these options."""
+        return Proofs.here(self._proofs_folder, model_id, numclass(options))
 
-    def file(self, model_id: bytes, span: Span) -> SliceFile:
+    def file(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> SliceFile:
         """The file to load for `span`, cut if need be and loaded once in a child process. Blocking.
 
         Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
         """
         header = self._store.header(model_id)
-        proofs = self.proofs
+        proofs = self.proofs(model_id, options)
         family = check_cut(header, span, proofs)
         source = self._store.path(model_id)
         if family is not None:

@@ -2,19 +2,18 @@
 
 The rule this file keeps: both sides compute the same chunks of the same tokens, so that in F32 every bit must agree;
 what a wire dtype changes is then the dtype's doing alone, and is judged by what the model's own arithmetic changes when
-the same rows are computed in other company.
+the same rows are computed in other company. What was not tried is not proved.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,29 +23,42 @@ from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.probe import probe
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
-from meshswarm.stage.engine import MAX_OUTPUTS, Job, SpanEngine
-from meshswarm.stage.families.cuts import legal_cuts
-from meshswarm.stage.families.proofs import Proofs, installed_build
+from meshswarm.stage.engine import MAX_OUTPUTS, SpanEngine
+from meshswarm.stage.families.cuts import LegalCuts, legal_cuts
+from meshswarm.stage.families.proofs import PROVED_BUILDS, CutProof, Proofs
+from meshswarm.stage.families.table import FAMILIES
+from meshswarm.stage.llama import numclass
+from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.memory import Load, MemoryModel
 from meshswarm.stage.messages import Dtype
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.rows_codec import F16_MAX, RowsDoNotFitError, over_the_wire
+from meshswarm.stage.proof_talk import TAIL, Known, first_difference, hold_talks, prompt_lengths, proved_context
+from meshswarm.stage.rows_codec import F16_MAX, RowsDoNotFitError
 from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.span_chain import Chunk, SpanChain
 from meshswarm.stage.wire_proofs import Divergence, DtypeResult, Thresholds, WireProof
 
 MAX_SPANS = 6
+MAX_TRIED_SPANS = 12
+BUDGET_S = 1200.0
+"""On a build that is not proved, cuts are tried for about so long, in one chain of up to `MAX_TRIED_SPANS` spans and in
+all their unions."""
 CHUNK_ROWS = 32
 WIDE_ROWS = 96
-"""Of a prompt, so many tokens are computed; and for the model's noise so many at a time, which from 64 on makes
-llama.cpp's CPU back-end take another attention kernel than for `CHUNK_ROWS`."""
+"""Of a prompt, so many tokens are computed; and for the model's noise so many at a time, by the flash attention that
+llama.cpp's CPU back-end has for 64 rows and more: by other kernels than `CHUNK_ROWS` in any case."""
 N_ANSWER = 8
 """Tokens that the whole model continues each prompt with, one at a time, as an answer does."""
 Say = Callable[[str], None]
+Chain = tuple[Span, ...]
 _THRESHOLDS = Thresholds()
 
 
 class SplitDiffersError(ConfigError):
-    """The parts of this file do not compute what the whole does: it must be served whole."""
+    """The parts of this file do not compute what the whole does: it must be served whole. `refusal`: as a clause."""
+
+    def __init__(self, refusal: str, build: str) -> None:
+        super().__init__(f"{refusal}; it is served whole here from now on: please report this with the build {build}")
+        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,141 +71,241 @@ class Material:
     prompts: Sequence[Sequence[int]]
 
     @property
-    def n_ctx(self) -> int:
-        return WIDE_ROWS + N_ANSWER
+    def n_layers(self) -> int:
+        return check_hyperparameters(self.header).n_layers
+
+    def long_prompt(self, n_tokens: int) -> list[int]:
+        """All prompts behind each other, again and again."""
+        return list(itertools.islice(itertools.cycle(itertools.chain(*self.prompts)), n_tokens))
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Tokens that are computed together, and the whole model's logits of each: float32 [n, n_vocab]."""
+class Verified:
+    """What was proved: where the model may be cut, and how its rows may travel."""
 
-    pos0: int
-    tokens: NDArray[np.int32]
-    logits: NDArray[np.float32]
+    cuts: CutProof
+    wire: WireProof
 
 
-def chosen_spans(header: GgufHeader, proofs: Proofs | None = None) -> tuple[Span, ...]:
-    """About equal legal spans, as many as there may be and not more than `MAX_SPANS`. Raises ConfigError for a model
-    that is not split."""
-    cuts = legal_cuts(header, proofs)
-    if cuts.refusal is not None or len(cuts.starts) < 2:
-        raise ConfigError(f"there is nothing to verify: {cuts.sentence}")
-    n_spans = min(MAX_SPANS, len(cuts.starts))
-    wanted = [cuts.n_layers * part / n_spans for part in range(1, n_spans)]
-    starts = sorted({min(cuts.starts[1:], key=lambda start: (abs(start - at), start)) for at in wanted})
-    return tuple(Span(start, stop) for start, stop in pairwise([0, *starts, cuts.n_layers]))
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the whole model computed. `conversations`: one a prompt, for the wire dtypes; `talks`: for bits alone;
+    `noise`: how far it is from itself; `talks_s`: how long the talks took."""
+
+    conversations: list[list[Known]]
+    talks: list[list[Known]]
+    noise: Divergence
+    talks_s: float
+
+
+def chosen_chains(cuts: LegalCuts, n_spans: int) -> list[Chain]:
+    """About equal legal spans behind each other, as many as there may be and not more than `n_spans`; then chains with
+    which every union of neighbouring ones passes at least once."""
+    starts = list(cuts.starts[1:])
+    if n_spans < len(cuts.starts):
+        wanted = [cuts.n_layers * part / n_spans for part in range(1, n_spans)]
+        starts = sorted({min(starts, key=lambda start: (abs(start - at), start)) for at in wanted})
+    edges = (0, *starts, cuts.n_layers)
+    return _chains(edges)
+
+
+def _chains(edges: Sequence[int]) -> list[Chain]:
+    first, last = edges[0], edges[-1]
+    chains = [_chain(edges)]
+    left = {Span(*ends) for ends in itertools.combinations(edges, 2)} - {*chains[0], Span(first, last)}
+    while left:
+        # Those in the middle first: what is before and behind them passes along.
+        span = min(left, key=lambda span: (span.start == first or span.stop == last, span.start, span.stop))
+        chains.append(_chain(sorted({first, span.start, span.stop, last})))
+        left -= set(chains[-1])
+    return chains
+
+
+def _chain(edges: Sequence[int]) -> Chain:
+    return tuple(Span(start, stop) for start, stop in itertools.pairwise(edges))
+
+
+def affordable_spans(n_starts: int, whole_s: float, budget_s: float) -> int:
+    """Of how many spans all unions can be tried in about `budget_s`, where the whole model takes `whole_s`."""
+    n_spans = 2
+    while n_spans < min(n_starts, MAX_TRIED_SPANS) and len(_chains(range(n_spans + 2))) * whole_s <= budget_s:
+        n_spans += 1
+    return n_spans
 
 
 async def verify(
-    material: Material, *, folder: Path, n_threads: int = 1, available_bytes: int | None = None, say: Say | None = None
-) -> WireProof:
+    material: Material,
+    *,
+    folder: Path,
+    n_threads: int = 1,
+    available_bytes: int | None = None,
+    budget_s: float = BUDGET_S,
+    say: Say | None = None,
+) -> Verified:
     """Compute the prompts whole and in parts, in every dtype. Slices are written to `folder` and removed again.
 
     Raises SplitDiffersError when one bit of the parts' F32 logits is not the whole's, ConfigError for a model that is
     not split, or that takes more than `available_bytes`.
     """
-    architecture = check_hyperparameters(material.header).architecture
     # What is to be proved is taken as proved here: on a new build nothing could be cut otherwise.
-    proofs = Proofs(installed_build(), frozenset({architecture}))
-    spans = chosen_spans(material.header, proofs)
-    _check_room(material, proofs, available_bytes)
+    proofs = Proofs.trial()
+    cuts = legal_cuts(material.header, proofs)
+    if cuts.refusal is not None or len(cuts.starts) < 2:
+        raise ConfigError(f"there is nothing to verify: {cuts.sentence}")
+    n_prompt = _fitting_prompt(material, proofs, available_bytes)
+    bench = _Bench(material, n_prompt + TAIL, n_threads, folder, proofs)
     tell = say or (lambda _: None)
-    tell(f"computing {len(material.prompts)} prompts with the whole model")
-    conversations, noise = await _whole(material, n_threads)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="verify-") as slices:
-        tell("cutting it into " + ", ".join(map(str, spans)))
-        engines = await asyncio.to_thread(_load, material, spans, Path(slices), proofs, n_threads)
-        async with _Chain(engines, spans) as chain:
-            tell("computing the prompts with the parts, in f32")
-            await _check_split(chain, conversations)
-            results = []
-            for dtype in (Dtype.F16, Dtype.Q8):
-                tell(f"computing the prompts with the parts, in {dtype}")
-                results.append(await _judge(chain, conversations, dtype, noise))
-    return WireProof(
+    tell(f"computing {len(material.prompts)} prompts and a talk of {n_prompt} tokens with the whole model")
+    whole = await _whole(bench, n_prompt)
+    is_proved = proofs.build in PROVED_BUILDS
+    attentions = _attentions(material.header)
+    whole_s = whole.talks_s * len(attentions)
+    n_spans = MAX_SPANS if is_proved else affordable_spans(len(cuts.starts), whole_s, budget_s)
+    chains = chosen_chains(cuts, n_spans)
+    finest = chains[0]
+    tell("cutting it into " + ", ".join(map(str, finest)))
+    async with await bench.parts(finest) as chain:
+        tell("computing the prompts with the parts, in f32")
+        await _check(chain, [*whole.talks, *whole.conversations], proofs.build)
+        results = []
+        for dtype in (Dtype.F16, Dtype.Q8):
+            tell(f"computing the prompts with the parts, in {dtype}")
+            results.append(await _judge(chain, whole.conversations, dtype, whole.noise))
+    if not is_proved:
+        for options in attentions:
+            await _check_all(replace(bench, options=options), n_prompt, chains, tell)
+    wire = WireProof(
         model_id_text(material.model_id),
-        installed_build(),
-        engines[0].numclass,
-        tuple(map(str, spans)),
-        sum(len(chunk.tokens) for chunks in conversations for chunk in chunks),
+        proofs.build,
+        chain.numclass,
+        tuple(map(str, finest)),
+        sum(len(known.chunk.tokens) for talk in whole.conversations for known in talk),
         chain.largest,
-        noise,
+        whole.noise,
         tuple(results),
+    )
+    starts = tuple(span.start for span in finest)
+    return Verified(CutProof(numclass(), starts, proved_context(material.header, n_prompt)), wire)
+
+
+def _attentions(header: GgufHeader) -> tuple[LlamaOptions, ...]:
+    """Both ways in which engines with the default options may compute attention, as memory allows."""
+    family = FAMILIES[check_hyperparameters(header).architecture]
+    ways = (True,) if family.needs_flash_attention else (False, True)
+    return tuple(replace(DEFAULT_OPTIONS, flash_attn=is_on) for is_on in ways)
+
+
+async def _check_all(bench: _Bench, n_prompt: int, chains: Sequence[Chain], tell: Say) -> None:
+    async with await bench.whole() as whole:
+        talks = await hold_talks(whole, bench.material.long_prompt(n_prompt))
+    for spans in chains:
+        tell("computing the talk with the parts " + ", ".join(map(str, spans)))
+        async with await bench.parts(spans) as chain:
+            await _check(chain, talks, bench.proofs.build)
+
+
+def _fitting_prompt(material: Material, proofs: Proofs, available_bytes: int | None) -> int:
+    """The longest prompt of the talk that there is memory for. Raises ConfigError when there is for none."""
+    lengths = prompt_lengths(material.header)
+    if available_bytes is None:
+        return lengths[0]
+    for n_prompt in lengths:
+        model = MemoryModel(material.header, Load(n_prompt + TAIL, 1), proofs=proofs)
+        needed = model.span(model.whole).total
+        if needed <= available_bytes:
+            return n_prompt
+    raise ConfigError(
+        f"verifying takes the whole model into memory, {needed / 1e9:.1f} GB, and {available_bytes / 1e9:.1f} GB "
+        "are free here; its rows go over the wire in f32"
     )
 
 
-def _check_room(material: Material, proofs: Proofs, available_bytes: int | None) -> None:
-    model = MemoryModel(material.header, Load(material.n_ctx, 1), proofs=proofs)
-    needed = model.span(model.whole).total
-    if available_bytes is not None and needed > available_bytes:
-        raise ConfigError(
-            f"verifying takes the whole model into memory, {needed / 1e9:.1f} GB, and {available_bytes / 1e9:.1f} GB "
-            "are free here; its rows go over the wire in f32"
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Loads the model, whole and in parts. `n_ctx`: positions of a session."""
+
+    material: Material
+    n_ctx: int
+    n_threads: int
+    folder: Path
+    proofs: Proofs
+    options: LlamaOptions = DEFAULT_OPTIONS
+
+    async def whole(self) -> SpanChain:
+        span = Span(0, self.material.n_layers)
+        await asyncio.to_thread(probe, self.material.path)
+        engine = await asyncio.to_thread(self._engine, self.material.path, span)
+        return SpanChain([engine], [span])
+
+    async def parts(self, spans: Chain) -> SpanChain:
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="verify-") as slices:
+            engines = [await asyncio.to_thread(self._part, Path(slices), span) for span in spans]
+        return SpanChain(engines, spans)
+
+    def _part(self, folder: Path, span: Span) -> SpanEngine:
+        path = folder / f"{span.start}-{span.stop}.gguf"
+        write_slice(self.material.path, self.material.header, span, path, proofs=self.proofs)
+        probe(path)
+        return self._engine(path, span)
+
+    def _engine(self, path: Path, span: Span) -> SpanEngine:
+        return SpanEngine.load(
+            path,
+            span,
+            self.material.n_layers,
+            n_ctx=self.n_ctx,
+            n_slots=1,
+            n_threads=self.n_threads,
+            max_rows=WIDE_ROWS,
+            llama_options=self.options,
         )
 
 
-def _load(material: Material, spans: Sequence[Span], folder: Path, proofs: Proofs, n_threads: int) -> list[SpanEngine]:
-    n_layers = check_hyperparameters(material.header).n_layers
-    engines: list[SpanEngine] = []
-    for span in spans:
-        path = folder / f"{span.start}-{span.stop}.gguf"
-        write_slice(material.path, material.header, span, path, proofs=proofs)
-        probe(path)
-        engines.append(_engine(path, span, n_layers, material.n_ctx, n_threads))
-    return engines
+async def _whole(bench: _Bench, n_prompt: int) -> _Whole:
+    async with await bench.whole() as chain:
+        conversations = [await _converse(chain, prompt[:WIDE_ROWS]) for prompt in bench.material.prompts]
+        begun = time.monotonic()
+        talks = await hold_talks(chain, bench.material.long_prompt(n_prompt))
+        talks_s = time.monotonic() - begun
+    async with await replace(bench, options=replace(DEFAULT_OPTIONS, flash_attn=True)).whole() as chain:
+        noise = await _divergence(chain, [_widened(known) for known in conversations], Dtype.F32)
+    return _Whole(conversations, talks, noise, talks_s)
 
 
-def _engine(path: Path, span: Span, n_layers: int, n_ctx: int, n_threads: int) -> SpanEngine:
-    return SpanEngine.load(path, span, n_layers, n_ctx=n_ctx, n_slots=1, n_threads=n_threads, max_rows=WIDE_ROWS)
-
-
-async def _whole(material: Material, n_threads: int) -> tuple[list[list[_Chunk]], Divergence]:
-    """Each prompt's chunks with the tokens that the model went on with, and how far it is from itself."""
-    n_layers = check_hyperparameters(material.header).n_layers
-    await asyncio.to_thread(probe, material.path)
-    whole = Span(0, n_layers)
-    engine = await asyncio.to_thread(_engine, material.path, whole, n_layers, material.n_ctx, n_threads)
-    async with _Chain([engine], [whole]) as chain:
-        conversations = [await _converse(chain, prompt[:WIDE_ROWS]) for prompt in material.prompts]
-        return conversations, await _divergence(chain, [_widened(chunks) for chunks in conversations], Dtype.F32)
-
-
-async def _converse(chain: _Chain, prompt: Sequence[int]) -> list[_Chunk]:
-    chunks: list[_Chunk] = []
+async def _converse(chain: SpanChain, prompt: Sequence[int]) -> list[Known]:
+    """The prompt's chunks, and the tokens that the model went on with."""
+    talk: list[Known] = []
     with chain.session():
         for start in range(0, len(prompt), CHUNK_ROWS):
-            tokens = np.array(prompt[start : start + CHUNK_ROWS], np.int32)
-            chunks.append(_Chunk(start, tokens, await chain.logits(start, tokens)))
+            chunk = Chunk(start, np.array(prompt[start : start + CHUNK_ROWS], np.int32))
+            talk.append(Known(chunk, await chain.logits(chunk)))
         for position in range(len(prompt), len(prompt) + N_ANSWER):
-            tokens = chunks[-1].logits[-1:].argmax(axis=1).astype(np.int32)
-            chunks.append(_Chunk(position, tokens, await chain.logits(position, tokens)))
-    return chunks
+            chunk = Chunk(position, talk[-1].logits[-1:].argmax(axis=1).astype(np.int32))
+            talk.append(Known(chunk, await chain.logits(chunk)))
+    return talk
 
 
-def _widened(chunks: Sequence[_Chunk]) -> list[_Chunk]:
+def _widened(talk: Sequence[Known]) -> list[Known]:
     """The same tokens, the prompt's all at a time; logits of as many as an engine gives at a time."""
-    prompt = chunks[:-N_ANSWER]
-    tokens = np.concatenate([chunk.tokens for chunk in prompt])
-    logits = np.concatenate([chunk.logits for chunk in prompt])
-    return [_Chunk(0, tokens, logits[-MAX_OUTPUTS:]), *chunks[-N_ANSWER:]]
+    prompt = talk[:-N_ANSWER]
+    tokens = np.concatenate([known.chunk.tokens for known in prompt])
+    logits = np.concatenate([known.logits for known in prompt])
+    return [Known(Chunk(0, tokens), logits[-MAX_OUTPUTS:]), *talk[-N_ANSWER:]]
 
 
-async def _check_split(chain: _Chain, conversations: Sequence[Sequence[_Chunk]]) -> None:
-    for chunks in conversations:
-        with chain.session():
-            for chunk in chunks:
-                logits = await chain.logits(chunk.pos0, chunk.tokens)
-                if not np.array_equal(logits, chunk.logits):
-                    difference = float(np.abs(logits - chunk.logits).max())
-                    raise SplitDiffersError(
-                        f"the parts {', '.join(map(str, chain.spans))} of this model do not compute what the whole "
-                        f"does: at position {chunk.pos0} a logit differs by {difference:g}; serve it whole, and report "
-                        f"this with the build {installed_build()}"
-                    )
+async def _check(chain: SpanChain, talks: Sequence[Sequence[Known]], build: str) -> None:
+    for talk in talks:
+        difference = await first_difference(chain, talk)
+        if difference is not None:
+            raise SplitDiffersError(
+                f"the parts {', '.join(map(str, difference.spans))} of this model do not compute what the whole does: "
+                f"at position {difference.position} a logit differs by {difference.size:g}",
+                build,
+            )
 
 
 async def _judge(
-    chain: _Chain, conversations: Sequence[Sequence[_Chunk]], dtype: Dtype, noise: Divergence
+    chain: SpanChain, conversations: Sequence[Sequence[Known]], dtype: Dtype, noise: Divergence
 ) -> DtypeResult:
     try:
         divergence = await _divergence(chain, conversations, dtype)
@@ -202,16 +314,16 @@ async def _judge(
     return DtypeResult(dtype, divergence, obstacle(dtype, divergence, noise, chain.largest))
 
 
-async def _divergence(chain: _Chain, conversations: Sequence[Sequence[_Chunk]], dtype: Dtype) -> Divergence:
-    """How far the logits of rows that go over the wire in `dtype` are from those in the chunks."""
+async def _divergence(chain: SpanChain, conversations: Sequence[Sequence[Known]], dtype: Dtype) -> Divergence:
+    """How far the logits of rows that go over the wire in `dtype` are from those known."""
     divergences: list[NDArray[np.float64]] = []
     agreements: list[NDArray[np.bool_]] = []
-    for chunks in conversations:
+    for talk in conversations:
         with chain.session():
-            for chunk in chunks:
-                logits = await chain.logits(chunk.pos0, chunk.tokens, dtype)
-                divergences.append(kl_divergence(chunk.logits, logits))
-                agreements.append(logits.argmax(axis=1) == chunk.logits.argmax(axis=1))
+            for known in talk:
+                logits = await chain.logits(known.chunk, dtype)
+                divergences.append(kl_divergence(known.logits, logits))
+                agreements.append(logits.argmax(axis=1) == known.logits.argmax(axis=1))
     kl = np.concatenate(divergences)
     return Divergence(float(np.concatenate(agreements).mean()), float(kl.mean()), float(np.quantile(kl, 0.99)))
 
@@ -243,59 +355,3 @@ def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalised
-
-
-class _Chain:
-    """Engines behind each other, started and stopped together.
-
-    `largest`: the largest |x| that has left an engine for the next one.
-    """
-
-    def __init__(self, engines: Sequence[SpanEngine], spans: Sequence[Span]) -> None:
-        self._engines = engines
-        self.spans = spans
-        self.largest = 0.0
-        self._slots: list[int] = []
-
-    async def __aenter__(self) -> Self:
-        for engine in self._engines:
-            engine.start(asyncio.get_running_loop())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*(engine.stop() for engine in self._engines))
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
-        """One session on all of them, at a time."""
-        slots = [engine.acquire_slot() for engine in self._engines]
-        self._slots = [slot for slot in slots if slot is not None]
-        try:
-            yield
-        finally:
-            for engine, slot in zip(self._engines, self._slots, strict=True):
-                engine.release_slot(slot)
-
-    async def logits(self, pos0: int, tokens: NDArray[np.int32], dtype: Dtype = Dtype.F32) -> NDArray[np.float32]:
-        """The logits of the last `MAX_OUTPUTS` rows, float32 [n, n_vocab]; between engines rows take `dtype`."""
-        hidden: NDArray[np.float32] | None = None
-        outputs = tuple(range(max(0, len(tokens) - MAX_OUTPUTS), len(tokens)))
-        last = self._engines[-1]
-        for engine, span, slot in zip(self._engines, self.spans, self._slots, strict=True):
-            job = Job(
-                slot=slot,
-                pos0=pos0,
-                truncate_to=None,
-                tokens=tokens if hidden is None or engine.needs_tokens else None,
-                hidden=hidden,
-                stop_layer=span.stop,
-                outputs=outputs if engine is last else (),
-                top_k=1,
-                temperature=0.0,
-                profile=Profile.FAST,
-            )
-            result = await engine.run(job)
-            if result.hidden is not None:
-                self.largest = max(self.largest, float(np.abs(result.hidden).max()))
-                hidden = over_the_wire(result.hidden, dtype)
-        return np.stack([last.full_row(self._slots[-1], row).copy() for row in range(len(outputs))])

@@ -13,7 +13,7 @@ from meshswarm.artifacts.container import ValueType
 from meshswarm.artifacts.gguf import GgufHeader, parse_header, read_header
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import IllegalCutError, check_cut, legal_cuts, slice_pads
-from meshswarm.stage.families.proofs import PROVED_BUILDS, Proofs, installed_build, note_proved
+from meshswarm.stage.families.proofs import PROVED_BUILDS, CutProof, Proofs, installed_build, note
 from meshswarm.stage.families.table import FAMILIES, KNOWN_OBSTACLES
 
 REQUIRED = {
@@ -176,21 +176,64 @@ def test_another_build_of_llama_cpp_needs_a_proof_of_its_own(gguf_recipe: Any, t
     with pytest.raises(IllegalCutError, match=r"proved with llama-cpp-python 0\.3\.36 and this is 9\.9\.9; `meshswarm"):
         check_cut(header, Span(0, 2), elsewhere)
     assert check_cut(header, Span(0, 4), elsewhere) is None
-    assert check_cut(header, Span(0, 2), Proofs("9.9.9", frozenset({"llama"}))) is not None
+    assert check_cut(header, Span(0, 2), Proofs("9.9.9", CutProof("cpu-1", (0, 2)))) is not None
+    with pytest.raises(
+        IllegalCutError, match=r"cut before 2 of its layers 0:4: with llama-cpp-python 9\.9\.9 no other"
+    ):
+        check_cut(header, Span(0, 1), Proofs("9.9.9", CutProof("cpu-1", (0, 2))))
 
 
-def test_a_proof_on_disk_is_for_its_architecture_and_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_tried_here_never_allows_more_than_the_table_does(tiny: Tiny) -> None:
+    header = tiny("smollm3")
+    assert legal_cuts(header, Proofs("9.9.9", CutProof("cpu-1", (0, 2, 8)))).starts == (0, 8)
+    assert legal_cuts(header, Proofs("9.9.9", CutProof("cpu-1", (0, 8), max_ctx=200))).max_ctx == 200
+    assert legal_cuts(header, Proofs(installed_build(), CutProof("cpu-1", (0, 8)))).starts == (0, 4, 8)
+    bent = tiny("phi3", without=WITH_ROPE_FACTORS)
+    assert legal_cuts(bent, Proofs("9.9.9", CutProof("cpu-1", (0, 1), max_ctx=200))).max_ctx == 64
+
+
+def test_a_model_whose_parts_differ_is_served_whole_on_every_build(tiny: Tiny) -> None:
+    header = tiny("llama")
+    for build in (installed_build(), "9.9.9"):
+        cuts = legal_cuts(header, Proofs(build, CutProof("cpu-1", refusal="a logit differs by 1")))
+        assert cuts.refusal is not None and cuts.is_whole_apart
+        assert cuts.sentence == (
+            "this model is served whole (layers 0:4) on this machine, because `meshswarm models verify` found with "
+            f"llama-cpp-python {build} that a logit differs by 1"
+        )
+        assert cuts.allow(Span(0, 4)) and not cuts.allow(Span(0, 2))
+
+
+def test_a_proof_on_disk_is_for_its_model_its_build_and_its_numclass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert installed_build() in PROVED_BUILDS, "run the parity tests on this build, then list it"
+    folder, model, other = tmp_path / "proofs", bytes(32), bytes(31) + b"1"
+    proved = CutProof("cpu-1", (0, 2), max_ctx=300)
+    refuted = CutProof("cpu-1", refusal="a logit differs by 1")
+    note(folder, model, refuted)
     monkeypatch.setattr("meshswarm.stage.families.proofs.installed_build", lambda: "9.9.9")
-    assert not Proofs.here(tmp_path).cover("llama")
-    note_proved(tmp_path / "proofs", "llama")
-    note_proved(tmp_path / "proofs", "gemma3")
-    here = Proofs.here(tmp_path / "proofs")
-    assert [here.cover(name) for name in ("llama", "gemma3", "qwen2")] == [True, True, False]
-    monkeypatch.setattr("meshswarm.stage.families.proofs.installed_build", lambda: "9.9.10")
-    assert not Proofs.here(tmp_path / "proofs").cover("llama")
-    (tmp_path / "proofs" / "families.json").write_text('{"9.9.10": "llama", "9.9.9": [1]}')
-    assert not Proofs.here(tmp_path / "proofs").cover("llama")
+    assert Proofs.here(folder, model, "cpu-1") == Proofs("9.9.9")
+    note(folder, model, proved)
+    note(folder, other, refuted)
+    assert Proofs.here(folder, model, "cpu-1") == Proofs("9.9.9", proved)
+    assert Proofs.here(folder, model, "cpu-2") == Proofs("9.9.9"), "another processor, or other options"
+    assert Proofs.here(folder, other, "cpu-2") == Proofs("9.9.9", refuted), "not worth another try"
+    monkeypatch.undo()
+    assert Proofs.here(folder, model, "cpu-1") == Proofs(installed_build(), refuted), "what each build was found to do"
+    note(folder, model, proved)
+    assert not Proofs.here(folder, model, "cpu-1").is_refuted, "a later proof takes its place"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 0}', '{"format": 1, "model_id": "x", "builds": {}}', "{builds}"]
+)
+def test_a_damaged_proof_proves_nothing(tmp_path: Path, text: str) -> None:
+    note(tmp_path, bytes(32), CutProof("cpu-1", (0, 2)))
+    (path,) = tmp_path.iterdir()
+    known = path.read_text()
+    path.write_text(text.replace("{builds}", known.replace("[0,", '["x",').replace("[\n", '["x",\n')))
+    assert Proofs.here(tmp_path, bytes(32), "cpu-1").found is None
 
 
 @pytest.mark.parametrize(

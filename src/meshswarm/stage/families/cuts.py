@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshswarm.artifacts.container import GgufHeader
 from meshswarm.artifacts.gguf import Hyperparameters, check_hyperparameters
@@ -16,7 +16,7 @@ from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern
 from meshswarm.stage.families.listing import unlisted
-from meshswarm.stage.families.proofs import PROVED_BUILDS, Proofs
+from meshswarm.stage.families.proofs import PROVED_BUILDS, CutProof, Proofs
 from meshswarm.stage.families.table import FAMILIES, KNOWN_OBSTACLES
 
 ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
@@ -65,9 +65,11 @@ class LegalCuts:
 
 
 def legal_cuts(header: GgufHeader, proofs: Proofs | None = None) -> LegalCuts:
-    """Where the model whose checked header is `header` may be cut. `proofs`: on which build (None: the installed)."""
+    """Where the model whose checked header is `header` may be cut. `proofs`: what is proved about it, on which build
+    (None: the installed one, knowing nothing of this very model)."""
     shape = check_hyperparameters(header)
-    refusal = _refusal(header, shape, proofs or Proofs.here())
+    proofs = proofs or Proofs.installed()
+    refusal = _refusal(header, shape, proofs)
     if refusal is not None:
         return LegalCuts(shape.n_layers, (0,), refusal)
     family = FAMILIES[shape.architecture]
@@ -75,7 +77,18 @@ def legal_cuts(header: GgufHeader, proofs: Proofs | None = None) -> LegalCuts:
     multiple = _start_multiple(header, family)
     starts = range(multiple, shape.n_layers, multiple)
     legal = (0, *(at for at in starts if _may_start(family, facts, at)))
-    return LegalCuts(shape.n_layers, legal, None, _start_rule(family, multiple), small_context(header, family))
+    cuts = LegalCuts(shape.n_layers, legal, None, _start_rule(family, multiple), small_context(header, family))
+    return cuts if proofs.cover_table or proofs.found is None else _as_tried(cuts, proofs.found, proofs.build)
+
+
+def _as_tried(cuts: LegalCuts, found: CutProof, build: str) -> LegalCuts:
+    """What is left where only what was tried on this machine is proved."""
+    starts = tuple(start for start in cuts.starts if start == 0 or start in found.starts)
+    here = f"with llama-cpp-python {build} no other cut of it was tried on this machine"
+    rules = [cuts.reason, here if len(starts) < len(cuts.starts) else ""]
+    limits = [limit for limit in (cuts.max_ctx, found.max_ctx) if limit is not None]
+    reason = ", and ".join(rule for rule in rules if rule)
+    return replace(cuts, starts=starts, reason=reason, max_ctx=min(limits, default=None))
 
 
 def _may_start(family: Family, facts: Sequence[Facts], layer: int) -> bool:
@@ -110,8 +123,8 @@ def _start_rule(family: Family, multiple: int) -> str:
 def check_cut(header: GgufHeader, span: Span, proofs: Proofs | None = None) -> Family | None:
     """The row to cut `span` by; None when the span is the whole model and nothing is cut.
 
-    Raises IllegalCutError for a span outside the model, a cut that its row does not allow, or a cut of an architecture
-    whose cuts are not proved on this build (`proofs`; None: on the installed one).
+    Raises IllegalCutError for a span outside the model, a cut that its row does not allow, or one that is not proved
+    for this model (`proofs`; None: as `legal_cuts` takes it).
     """
     shape = check_hyperparameters(header)
     whole = Span(0, shape.n_layers)
@@ -140,11 +153,16 @@ def _refusal(header: GgufHeader, shape: Hyperparameters, proofs: Proofs) -> str 
         if known is not None:
             return f"{whole}, because {known}"
         return f"{whole}, because no test has proved yet that they can be split exactly (proved: {_proved()})"
-    if not proofs.cover(shape.architecture):
+    if proofs.found is not None and proofs.is_refuted:
+        return (
+            f"this model is served whole (layers 0:{shape.n_layers}) on this machine, because `meshswarm models "
+            f"verify` found with llama-cpp-python {proofs.build} that {proofs.found.refusal}"
+        )
+    if not proofs.cover_table and proofs.found is None:
         builds = ", ".join(sorted(PROVED_BUILDS))
         return (
             f"{whole}, because their cuts are proved with llama-cpp-python {builds} and this is {proofs.build}; "
-            f"`meshswarm models verify` can prove them here"
+            f"`meshswarm models verify` can prove those of this model here"
         )
     return unlisted(header, FAMILIES[shape.architecture], shape.n_layers)
 
