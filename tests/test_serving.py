@@ -48,6 +48,7 @@ class Peer:
         spans: Any = SimpleNamespace(
             serve=lambda served: None, draining=False, n_free_slots=4, rest=self._rest, resume=lambda: self._rest("")
         )
+        self.spans = spans
         around: Any = Surroundings(
             home=SimpleNamespace(), identity=Identity.from_seed(bytes(32)),
             endpoint=SimpleNamespace(addresses=(Address("127.0.0.1", 4810),)),
@@ -103,6 +104,32 @@ async def test_under_other_programs_load_it_slows_down_before_it_rests(peer: Pee
     await peer.until_mode("paused")
     assert peer.shares == [0.25, 0.0]
     assert "other programs use" in peer.serving.facts()["owner"]["reason"]
+
+
+async def test_a_peer_that_was_full_when_it_told_its_round_trips_is_not_full_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        made = Peer(monkeypatch, Tasks(group, lambda error: pytest.fail(str(error))))
+        monkeypatch.setattr(serving, "FIRST_SURVEY_S", 0.0)
+
+        async def measured(serving: Serving) -> tuple[tuple[bytes, int], ...]:
+            return ((bytes(8), 1000),)
+
+        monkeypatch.setattr(Serving, "_measure_rtts", measured)
+        surveying, yielding = made.serving.duties()
+        yielding.close()
+        survey = group.create_task(surveying)
+        made.spans.n_free_slots = 0
+        async with asyncio.timeout(10):
+            while not made.published:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        made.spans.n_free_slots = 1
+        made.spans.on_load()
+        await asyncio.sleep(0.01)
+        survey.cancel()
+    assert [record.free_kv_tokens for record in made.published] == [0, 128]
+    assert all(record.rtts for record in made.published)
 
 
 async def test_only_who_was_asked_to_yields(monkeypatch: pytest.MonkeyPatch) -> None:

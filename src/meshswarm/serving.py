@@ -39,6 +39,7 @@ from meshswarm.stage.slices import Slices
 from meshswarm.tasks import Tasks
 
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
+FIRST_SURVEY_S = 3.0
 SURVEY_PERIOD_S = 120.0
 LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
 OWNER_PERIOD_S = 1.0
@@ -161,15 +162,15 @@ class Serving:
     async def _survey(self) -> None:
         """Measure round trips to the peers that serve the same model, so that heads elsewhere can price this peer's
         hops; a first time soon after the start, then now and then."""
-        wait_s = 3.0
+        wait_s = FIRST_SURVEY_S
         while True:
             await asyncio.sleep(wait_s)
             wait_s = SURVEY_PERIOD_S
             with contextlib.suppress(MeshswarmError):
                 rtts = await self._measure_rtts()
                 if rtts != self._record.rtts:
-                    self._record = replace(self._record, rtts=rtts)
-                    await self._around.dht.publish_coverage(self._public_record())
+                    self._record = replace(self._public_record(), rtts=rtts)
+                    await self._around.dht.publish_coverage(self._record)
 
     async def _measure_rtts(self) -> tuple[tuple[bytes, int], ...]:
         records = await self._around.dht.coverage(self._record.model_id, self.model.n_layers)
