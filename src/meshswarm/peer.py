@@ -12,14 +12,12 @@ import contextlib
 import time
 import traceback
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meshswarm.api.key import load_or_create_api_key
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
-from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock, WireChoice
@@ -32,6 +30,7 @@ from meshswarm.head.head import MAX_WAIT_S, Head
 from meshswarm.head.models import ModelDirectory
 from meshswarm.head.request import Speculation
 from meshswarm.head.routes import Routes
+from meshswarm.head.wire_wish import WireWish
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
@@ -40,7 +39,6 @@ from meshswarm.net.swarm import Swarm
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.span import missing_layers
 from meshswarm.stage.activation_log import ActivationLog, LogLimits
-from meshswarm.stage.messages import Dtype
 from meshswarm.stage.sent_rows import SentRows
 from meshswarm.stage.server import SpanServer
 from meshswarm.stage.slices import Slices
@@ -101,7 +99,7 @@ class Peer:
         is_first_start = not home.key.exists()
         self.identity = Identity.load_or_create(home.key)
         if is_first_start and self.settings.swarm == PUBLIC_SWARM and self.settings.serving is not None:
-            self._report({"event": "notice", "message": SERVING_STRANGERS})
+            self._notice(SERVING_STRANGERS)
         self.store = Store(home.root)
         self.slices = Slices(self.store, home.root)
         async with contextlib.AsyncExitStack() as parts:
@@ -123,6 +121,9 @@ class Peer:
                 if known is None or unknown is not None:
                     raise
                 raise known.exceptions[0] from None
+
+    def _notice(self, sentence: str) -> None:
+        self._report({"event": "notice", "message": sentence})
 
     def _warn(self, error: MeshswarmError) -> None:
         self._report({"event": "warning", "message": str(error)})
@@ -184,13 +185,14 @@ class Peer:
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
+        self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
         head = self._head = Head(
             routes,
             directory,
             tasks,
             speculation=self.settings.speculation,
             max_wait_s=self.settings.max_wait_s,
-            wire=partial(WireProofs(home.proofs).choose, self.settings.wire),
+            wire=self._wire,
         )
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         try:
@@ -232,15 +234,7 @@ class Peer:
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
         self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
-        self._tell_unproved_wire(self._serving.model)
-
-    def _tell_unproved_wire(self, model: ModelInfo) -> None:
-        wanted = self.settings.wire
-        chosen = WireProofs(self.settings.home.proofs).choose(wanted, model.model_id).dtype
-        if wanted is not WireChoice.F32 and chosen is Dtype.F32:
-            asked = "anything narrower" if wanted is WireChoice.AUTO else str(wanted)
-            message = f"rows of {model.name} go over the wire in f32: {asked} is not proved for it on this machine; "
-            self._report({"event": "notice", "message": f"{message}try `meshswarm models verify {model.name}`"})
+        self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
 
     async def _load_draft_model(self, ref: str, head: Head) -> None:
         """Raises ConfigError when it cannot guess for the model that is served here."""

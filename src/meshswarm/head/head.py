@@ -44,10 +44,11 @@ from meshswarm.head.session_actions import InLine
 from meshswarm.head.speculation import LearnedRoutes, WindowChooser
 from meshswarm.head.text_stream import TextStream
 from meshswarm.head.warm import Found, Likeness, WarmSessions
+from meshswarm.head.wire_wish import WireWish
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import Opened
+from meshswarm.stage.messages import Dtype, Opened
 from meshswarm.stage.profile import Profile
-from meshswarm.stage.wire_proofs import F32_WIRE, Wire
+from meshswarm.stage.wire_proofs import F32_WIRE
 from meshswarm.tasks import Tasks
 
 MAX_WAIT_S = 60.0  # in line for room; then the client is told to come back
@@ -81,7 +82,7 @@ def _ignore(error: MeshswarmError) -> None:
 
 class Head:
     """Runs requests over the swarm. `tasks` waits for the receipts of sessions whose answers are complete;
-    `speculation` is for requests that do not say; `wire` tells in which dtype a model's rows may go between spans."""
+    `speculation` is for requests that do not say; `wire` is in which dtype rows are to go between spans, if not F32."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Head:
         *,
         speculation: Speculation = Speculation.AUTO,
         max_wait_s: float = MAX_WAIT_S,
-        wire: Callable[[bytes], Wire] = lambda _model_id: F32_WIRE,
+        wire: WireWish | None = None,
     ) -> None:
         self.directory = directory
         self._wire = wire
@@ -180,6 +181,8 @@ class Head:
                 yield event
             session = await opening
             is_taken = True
+            if self._wire is not None:
+                self._wire.met(prepared.card, needs.wire, len(session.core.hops) - 1)
             yield session
         finally:
             if not opening.done():
@@ -228,7 +231,7 @@ class Head:
         """A session that holds the beginning of the prompt: a kept one, or a copy of it."""
         most = max((record.n_ctx for record in prepared.records), default=0)
         wanted = min(needs.n_prompt + (needs.max_tokens or 1), most)
-        found = self._warm.take(_likeness(needs), prepared.prompt, wanted)
+        found = self._warm.take(_likenesses(needs), prepared.prompt, wanted)
         if found is None:
             return None
         session = found.session
@@ -307,7 +310,7 @@ class Head:
             profile=request.profile,
             temperature=0.0 if request.sampling.greedy else request.sampling.temperature,
             top_k=prepared.sampler.k_needed,
-            wire=F32_WIRE if request.profile is Profile.EXACT else self._wire(prepared.card.model_id),
+            wire=F32_WIRE if self._wire is None or request.profile is Profile.EXACT else self._wire.of(prepared.card),
             max_wait_s=self._max_wait_s,
         )
 
@@ -362,8 +365,9 @@ def _tokenise(request: GenerationRequest, voice: Voice) -> list[int]:
     return tokens
 
 
-def _likeness(needs: Needs) -> Likeness:
-    return Likeness(needs.card.model_id, needs.profile, needs.wire.dtype)
+def _likenesses(needs: Needs) -> set[Likeness]:
+    """Of sessions that will do: on a route with more hops than were proved, the wish for narrow rows became F32."""
+    return {Likeness(needs.card.model_id, needs.profile, dtype) for dtype in (needs.wire.dtype, Dtype.F32)}
 
 
 def _cancel_if_open(session: RouteSession) -> None:

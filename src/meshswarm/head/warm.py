@@ -9,6 +9,7 @@ Sans-IO: `now` is on any clock that rises.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -89,12 +90,13 @@ class WarmSessions(Generic[S]):
         excess, self._entries = self._entries[:-MAX_WARM], self._entries[-MAX_WARM:]
         return [entry.session for entry in excess]
 
-    def take(self, likeness: Likeness, prompt: list[int], n_ctx: int) -> Found[S] | None:
-        """The session that saves the most, if any does; it is not kept any more. `n_ctx`: positions it must have."""
+    def take(self, likenesses: Set[Likeness], prompt: list[int], n_ctx: int) -> Found[S] | None:
+        """The session of one of these likenesses that saves the most, if any does; it is not kept any more. `n_ctx`:
+        positions it must have."""
         self._forget_the_gone()
         best: tuple[_Entry[S], Found[S]] | None = None
         for entry in self._entries:
-            if entry.likeness != likeness or entry.n_ctx < n_ctx:
+            if entry.likeness not in likenesses or entry.n_ctx < n_ctx:
                 continue
             history = entry.session.history
             n_positions = history.reusable(prompt, entry.session.rollback)

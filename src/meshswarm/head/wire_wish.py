@@ -1,0 +1,50 @@
+"""In which dtype a head wishes rows to be sent between spans, and what a person hears where they are not.
+
+The rule this file keeps: a wish that is not granted is said, once for each model and reason, wherever the layers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.config import WireChoice
+from meshswarm.stage.messages import Dtype
+from meshswarm.stage.wire_proofs import F32_WIRE, Wire, WireProofs
+
+
+class WireWish:
+    """What was chosen with `--wire`, looked up in `proofs` for each model. `say` takes a sentence."""
+
+    def __init__(self, choice: WireChoice, proofs: WireProofs, say: Callable[[str], None]) -> None:
+        self._choice = choice
+        self._proofs = proofs
+        self._say = say
+        self._said: set[tuple[bytes, Wire]] = set()
+
+    def of(self, model: ModelCard | ModelInfo) -> Wire:
+        """What to ask of a route for this model."""
+        wire = self._proofs.choose(self._choice, model.model_id)
+        if self._choice is not WireChoice.F32 and wire.dtype is Dtype.F32:
+            asked = "anything narrower" if self._choice is WireChoice.AUTO else str(self._choice)
+            self._say_once(
+                (model.model_id, F32_WIRE),
+                f"rows of {model.name} go over the wire in f32: {asked} is not proved for it on this machine; "
+                "`meshswarm models verify`, with its file, may prove it",
+            )
+        return wire
+
+    def met(self, model: ModelCard | ModelInfo, wire: Wire, n_hops: int) -> None:
+        """A route with so many hops between its spans was opened."""
+        if wire.over(n_hops) is not wire.dtype:
+            self._say_once(
+                (model.model_id, wire),
+                f"rows of {model.name} go over the wire in f32 on a route through {n_hops + 1} peers: {wire.dtype} is "
+                f"proved for at most {wire.max_hops + 1}",
+            )
+
+    def _say_once(self, what: tuple[bytes, Wire], sentence: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(sentence)
