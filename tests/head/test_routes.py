@@ -14,6 +14,7 @@ from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import NoRouteError, PeerUnreachableError, RefusedError
+from meshswarm.head import routes
 from meshswarm.head.routes import Needs, Routes
 from meshswarm.head.session_actions import InLine
 from meshswarm.identity import Identity
@@ -234,6 +235,24 @@ async def test_a_copy_of_a_session_asks_the_same_spans_and_names_what_it_takes_o
     assert len(session.history.tokens) == 40
     session.cancel()
     copy.cancel()
+
+
+async def test_sessions_over_the_same_peers_learn_together_how_fast_their_links_are(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, other = await scene.holder(), await scene.holder()
+    await holder.say(Span(0, 4), 10)
+    records = await scene.routes.coverage(CARD)
+    opened = [await scene.routes.open(NEEDS, records) for _ in range(2)]
+    assert opened[0].core.link is opened[1].core.link
+    monkeypatch.setattr(routes, "MAX_LINKS", 1)
+    await other.say(Span(0, 4), 1)
+    records = await scene.routes.coverage(CARD, fresh=True)
+    opened += [await scene.routes.open(NEEDS, [record]) for record in (records[0], records[1])]
+    assert opened[2].core.link is not opened[3].core.link
+    assert len(scene.routes._links) == 1
+    for session in opened:
+        session.cancel()
 
 
 async def test_a_head_spreads_its_sessions_over_peers_that_get_slower_with_each(scene: Scene) -> None:

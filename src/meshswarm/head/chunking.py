@@ -2,9 +2,9 @@
 finds places to go on from.
 
 With S spans and n steps, the last span ends after n + S - 1 turns instead of n * S, so small steps overlap best; but
-every step costs a span one more reading of its weights, and the transport one more frame. The rule this file keeps:
-the size that the measured speeds of this very route make fastest, in whole multiples of 16 rows, which llama.cpp's
-kernels are built for.
+every step costs a span one more reading of its weights, and the transport one more frame. A link is a stage as a span
+is: while it carries one step, its ends compute others. The rule this file keeps: the size that the measured speeds of
+this very route make fastest, in whole multiples of 16 rows, which llama.cpp's kernels are built for.
 """
 
 from __future__ import annotations
@@ -53,9 +53,18 @@ def prompt_s(n_rows: int, size: int, route: Sequence[Pace]) -> float:
     return last
 
 
+def with_links(route: Sequence[Pace], row_s: float) -> list[Pace]:
+    """The route with its links, over each of which a row takes `row_s`: they work at the same time as the spans do. A
+    link that takes no time is none."""
+    if not row_s:
+        return list(route)
+    link = Pace(row_s, 0.0)
+    return [stage for pace in route for stage in (link, pace)][1:]
+
+
 def chunk_rows(n_rows: int, route: Sequence[Pace], profile: Profile) -> int:
-    """Rows per step for a prompt of `n_rows`. An unmeasured route, or one of a single span, where nothing overlaps,
-    gets the largest."""
+    """Rows per step for a prompt of `n_rows`, over a `route` of spans and links. An unmeasured route, or one of a
+    single span, where nothing overlaps, gets the largest."""
     top = max_chunk_rows(profile)
     if n_rows <= MIN_CHUNK_ROWS or len(route) < 2:
         return top

@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-from meshswarm.head.chunking import Pace, chunk_rows, cut_prompt, max_chunk_rows
+from meshswarm.head.chunking import Pace, chunk_rows, cut_prompt, max_chunk_rows, with_links
 from meshswarm.head.history import History
 from meshswarm.stage.messages import MAX_DRAFT, Dtype, Flag, RowHash, Step
 from meshswarm.stage.profile import Profile
@@ -37,10 +37,14 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
-    def push(self, tokens: list[int], truncate_to: int | None, n_draft: int) -> Step:
-        """Takes rows up and returns the step whose logits are wanted, the last one. Raises ValueError for rows that
-        cannot be sent; nothing has changed then."""
-        size = len(tokens) if n_draft else chunk_rows(len(tokens), self._route, self._profile)
+    def chunk_rows(self, n_rows: int, link_row_s: float) -> int:
+        """Rows per step for a prompt of `n_rows`, each of which takes `link_row_s` from span to span."""
+        return chunk_rows(n_rows, with_links(self._route, link_row_s), self._profile)
+
+    def push(self, tokens: list[int], truncate_to: int | None, n_draft: int, size: int) -> Step:
+        """Takes rows up, in steps of `size` or all in one with a draft, and returns the step whose logits are wanted,
+        the last one. Raises ValueError for rows that cannot be sent; nothing has changed then."""
+        size = len(tokens) if n_draft else size
         if not 0 <= n_draft <= MAX_DRAFT or (n_draft and not n_draft < size <= max_chunk_rows(self._profile)):
             raise ValueError(f"a draft of {n_draft} among {len(tokens)} tokens does not fit one step")
         start = self.length if truncate_to is None else truncate_to

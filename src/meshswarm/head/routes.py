@@ -26,6 +26,7 @@ from meshswarm.errors import (
     RemoteProtocolError,
 )
 from meshswarm.head.chunking import Pace
+from meshswarm.head.link_speed import LinkSpeed
 from meshswarm.head.route_session import OnInLine, RouteSession
 from meshswarm.head.session import HeadSession
 from meshswarm.head.session_actions import Hop, Origin, Terms
@@ -40,6 +41,7 @@ from meshswarm.stage.profile import Profile
 from meshswarm.stage.wire_proofs import F32_WIRE, Wire
 
 ROUTE_ATTEMPTS = 8
+MAX_LINKS = 256  # routes whose links are remembered
 SESSION_DEADLINE_S = 3600
 
 
@@ -78,6 +80,7 @@ class Routes:
         self._bookkeeper = bookkeeper
         self._own_records = own_records
         self._busy_until: dict[PeerId, float] = {}
+        self._links: dict[tuple[PeerId, ...], LinkSpeed] = {}
         self._sessions: weakref.WeakSet[RouteSession] = weakref.WeakSet()
 
     async def coverage(self, card: ModelCard, *, fresh: bool = False) -> list[CoverageRecord]:
@@ -202,10 +205,19 @@ class Routes:
     def _run(self, hops: tuple[Hop, ...], terms: Terms, paces: Sequence[Pace], origin: Origin | None) -> RouteSession:
         addresses = tuple(address for address in self._endpoint.addresses if address.is_dialable)
         session = os.urandom(SESSION_ID_BYTES)
-        core = HeadSession(session, self._endpoint.peer_id, addresses, hops, terms, route=paces, origin=origin)
+        head, link = self._endpoint.peer_id, self._link(hops)
+        core = HeadSession(session, head, addresses, hops, terms, route=paces, link=link, origin=origin)
         running = RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
         self._sessions.add(running)
         return running
+
+    def _link(self, hops: tuple[Hop, ...]) -> LinkSpeed:
+        """What is known of the links between these peers; those asked for least lately are forgotten."""
+        peers = tuple(hop.peer for hop in hops)
+        link = self._links[peers] = self._links.pop(peers, None) or LinkSpeed()
+        if len(self._links) > MAX_LINKS:
+            del self._links[next(iter(self._links))]
+        return link
 
 
 def _pace(record: CoverageRecord, n_layers: int) -> Pace:

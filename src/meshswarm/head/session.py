@@ -14,8 +14,9 @@ from enum import Enum, auto
 
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
-from meshswarm.head.chunking import Pace, max_chunk_rows
+from meshswarm.head.chunking import MIN_CHUNK_ROWS, Pace, max_chunk_rows
 from meshswarm.head.history import History
+from meshswarm.head.link_speed import LinkSpeed
 from meshswarm.head.outbox import Outbox
 from meshswarm.head.session_actions import (
     Action,
@@ -81,10 +82,20 @@ class _HopState:
     parked: Counters | None = None  # its work when it was parked, where it will not tell of more
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt under way, in steps of `size`."""
+
+    n_rows: int
+    size: int
+    began: float
+
+
 class HeadSession:
     """One session over `hops`, which must cover `[0, n_layers)` without gap or overlap.
 
-    `route`: how fast each span works on a prompt, empty when nobody knows. `origin`: begin as a copy of that session.
+    `route`: how fast each span works on a prompt, empty when nobody knows; `link`: how fast rows travel between them,
+    as far as this route's prompts have told. `origin`: begin as a copy of that session.
     """
 
     def __init__(
@@ -96,6 +107,7 @@ class HeadSession:
         terms: Terms,
         *,
         route: Sequence[Pace] = (),
+        link: LinkSpeed | None = None,
         origin: Origin | None = None,
     ) -> None:
         reached = 0
@@ -109,6 +121,7 @@ class HeadSession:
         self.hops = hops
         self.terms = terms
         self.route = route
+        self.link = link or LinkSpeed()
         self.state = State.OPENING
         self.flights = 0  # results that came back
         self._head = head
@@ -119,6 +132,8 @@ class HeadSession:
         self._wait_until = 0.0
         history = History() if origin is None else origin.history
         self._outbox = Outbox(session, terms.n_ctx, terms.profile, route, history)
+        self._row_bytes = row_bytes(terms.dtype, terms.row_width)
+        self._prompt: _Prompt | None = None
         self._result_bytes = 0
         self._awaiting: Step | None = None  # the step whose result is due
         self._last_result: Result | None = None
@@ -158,7 +173,7 @@ class HeadSession:
             return parked
         work, is_last = self._outbox.sent, hop == len(self.hops) - 1
         with_tokens = any(state.opened is not None and state.opened.needs_tokens for state in self._states)
-        hidden_bytes = work.rows * (row_bytes(self.terms.dtype, self.terms.row_width) + (4 if with_tokens else 0))
+        hidden_bytes = work.rows * (self._row_bytes + (4 if with_tokens else 0))
         return work.counters(
             bytes_in=work.rows * 4 if hop == 0 else hidden_bytes,
             bytes_out=self._result_bytes if is_last else hidden_bytes,
@@ -225,7 +240,10 @@ class HeadSession:
         """
         if self.state is not State.READY or self._awaiting is not None:
             raise ValueError("rows can only be sent while the session is ready and no result is due")
-        self._awaiting = self._outbox.push(tokens, truncate_to, n_draft)
+        size = self._outbox.chunk_rows(len(tokens), self.link.byte_s * self._row_bytes)
+        self._awaiting = self._outbox.push(tokens, truncate_to, n_draft, size)
+        is_prompt = len(tokens) > MIN_CHUNK_ROWS and not n_draft
+        self._prompt = _Prompt(len(tokens), size, now) if is_prompt else None
         self._deadline = now + STALL_TIMEOUT_S
         return self._send_allowed()
 
@@ -327,6 +345,9 @@ class HeadSession:
             return self._break(self._protocol_error(hop, "returned other logits than it hashed"))
         self._result_bytes += rows_bytes(result.rows)
         self._awaiting = None
+        if self._prompt is not None:
+            sent, self._prompt = self._prompt, None
+            self.link.note(now - sent.began, sent.n_rows, sent.size, self.route, self._row_bytes)
         self._last_result = result
         for state in self._states:
             state.parked = None
