@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.head.engine_route import EngineRoute
+from tests.stage.tiny_models import write_tiny
 
 from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.artifacts.store import Store
@@ -24,7 +25,7 @@ from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.head.speculation import Learned, WindowChooser
 from meshswarm.head.text_stream import TextStream
 from meshswarm.head.vocabulary import Vocabulary
-from meshswarm.stage.engine import Job
+from meshswarm.stage.engine import Job, SpanEngine
 from meshswarm.stage.slices import Slices
 
 N_CTX = 255
@@ -145,6 +146,24 @@ async def test_an_engine_that_fails_gives_no_draft_and_the_next_one_starts_afres
     session.draft(2, lambda tokens, seconds: drafts.append(tokens))
     assert (jobs[-1][0].pos0, jobs[-1][0].truncate_to) == (0, None)
     assert jobs[-1][0].tokens is not None and jobs[-1][0].tokens.tolist() == [1, 2, 3, 4]
+
+
+async def test_a_model_with_a_running_state_is_refused_and_its_engine_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[SpanEngine] = []
+    stop = SpanEngine.stop
+
+    async def noted_stop(engine: SpanEngine) -> None:
+        await stop(engine)
+        stopped.append(engine)
+
+    monkeypatch.setattr(SpanEngine, "stop", noted_stop)
+    store = Store(tmp_path)
+    model = store.import_file(write_tiny("qwen35", tmp_path / "tiny.gguf"))
+    with pytest.raises(ConfigError, match=r"\(qwen35\) cannot be a draft model: .* keys and values only"):
+        await DraftModel.load(model.id_text, store, Slices(store, tmp_path), n_ctx=N_CTX, n_threads=1)
+    assert len(stopped) == 1
 
 
 def test_another_vocabulary_is_refused_and_both_models_are_named(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +41,22 @@ def test_every_comparison_has_a_quick_mode_and_json(
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert "--quick" in text and "--json" in text
+
+
+def test_a_quick_comparison_runs_peers_and_baseline_to_the_end(smollm2: Path) -> None:
+    """`smollm2` is the vocabulary of the tiny random model that is compared."""
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "streams.py"), "--quick", "--json"],
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["conditions"]["quick"] is True
+    assert {(figure["model"], figure["phase"]) for figure in said["figures"]} == {
+        ("tiny", "decode"),
+        ("tiny", "overall"),
+    }
+    assert all(figure["ratio"] > 0 and len(figure["rounds"]) == 1 for figure in said["figures"])
 
 
 @pytest.mark.usefixtures("bench")
