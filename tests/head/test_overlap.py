@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from meshswarm.head.session import HeadSession
 from meshswarm.head.session_actions import Action, Hop, Rows, Terms, ToSpan
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import Span
-from meshswarm.stage.messages import Open, Opened, Row, Step
+from meshswarm.stage.messages import Message, Open, Opened, Row, Step
 from meshswarm.stage.profile import Profile
 from meshswarm.stage.session import Forward, Reply, SpanSession
 
@@ -87,19 +88,19 @@ class Timeline:
                     self._tell_head(hop, Opened("cpu", 512, bytes(32)))
                 case ToSpan(hop, Step() as step):
                     self.sizes[step.n_rows] += 1
-                    self._at(self.now + FLIGHT_S, lambda hop=hop, step=step: self._step(hop, step))
+                    self._at(self.now + FLIGHT_S, partial(self._step, hop, step))
                 case Rows():
                     self.done_at = self.now
 
-    def _tell_head(self, hop: int, message: object) -> None:
-        self._at(self.now + FLIGHT_S, lambda: self._act(self.head.on_message(hop, message, self.now)))  # type: ignore[arg-type]
+    def _tell_head(self, hop: int, message: Message) -> None:
+        self._at(self.now + FLIGHT_S, lambda: self._act(self.head.on_message(hop, message, self.now)))
 
     def _step(self, hop: int, step: Step) -> None:
         for compute in self.spans[hop].on_step(step):
             pace = self.paces[hop]
             seconds = self.slowdown * (pace.step_s + compute.step.n_rows * pace.row_s)
             self._busy[hop] = max(self.now, self._busy[hop]) + seconds
-            self._at(self._busy[hop], lambda compute=compute: self._computed(hop, compute.step, compute.output_rows))
+            self._at(self._busy[hop], partial(self._computed, hop, compute.step, compute.output_rows))
 
     def _computed(self, hop: int, step: Step, outputs: tuple[int, ...]) -> None:
         hidden = bytes(step.n_rows * WIDTH * 4)
@@ -109,7 +110,7 @@ class Timeline:
                     seconds = 0.0 if self.bytes_per_s is None else len(hidden) / self.bytes_per_s
                     self._link_busy[hop] = max(self.now, self._link_busy[hop]) + seconds
                     arrives = self._link_busy[hop] + FLIGHT_S
-                    self._at(arrives, lambda forwarded=forwarded: self._step(hop + 1, forwarded))
+                    self._at(arrives, partial(self._step, hop + 1, forwarded))
                 case Reply(message):
                     self._tell_head(hop, message)
 
@@ -132,7 +133,7 @@ def test_spans_overlap_on_a_long_prompt(n_spans: int, gain: float) -> None:
 def test_on_a_thin_link_later_prompts_travel_in_steps_that_overlap(n_rows: int) -> None:
     """The first one taught how thin it is, whatever its length."""
     link = LinkSpeed()
-    first = Timeline([PACE, PACE], link, THIN, slowdown=1.0)
+    first = Timeline([PACE, PACE], link, THIN)
     before_s, before = first.prompt_s(n_rows), first.sizes
     row_s = WIDTH * 4 / THIN
     assert link.byte_s * WIDTH * 4 == pytest.approx(row_s, rel=0.1)

@@ -214,7 +214,7 @@ class Routes:
     def _link(self, hops: tuple[Hop, ...]) -> LinkSpeed:
         """What is known of the links between these peers; those asked for least lately are forgotten."""
         peers = tuple(hop.peer for hop in hops)
-        link = self._links[peers] = self._links.pop(peers, None) or LinkSpeed()
+        link = self._links[peers] = self._links.pop(peers, LinkSpeed())
         if len(self._links) > MAX_LINKS:
             del self._links[next(iter(self._links))]
         return link
