@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.store import Store
+from meshswarm.commands import model_facts
+from meshswarm.config import Home
 from meshswarm.ledger.store import ReceiptStore
-from meshswarm.stage.families.proofs import installed_build
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.wire_proofs import Divergence, DtypeResult, WireProof, WireProofs
+from meshswarm.stage import verify
+from meshswarm.stage.families.proofs import CutProof, note
+from meshswarm.stage.proof_texts import PROOF_TEXTS
+from meshswarm.stage.wire_proofs import WireProofs
 
 QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 4}
 
@@ -30,26 +35,31 @@ def bytes_in(peer: Any, n_sessions: int) -> int:
     raise AssertionError("no receipt came")
 
 
-def prove_f16(home: Path, smollm2: Path, spans: tuple[str, ...] = ("0:15", "15:30")) -> None:
-    """What `models verify` found for this model in these spans, as it writes it down."""
-    model_id = Store(home).import_file(smollm2).model_id
-    found = DtypeResult(Dtype.F16, Divergence(0.97, 0.0034, 0.018), None)
-    noise = Divergence(0.965, 0.0043, 0.03)
-    proof = WireProof(model_id_text(model_id), installed_build(), "cpu-1", spans, 825, 27_336.0, noise, (found,))
-    WireProofs(home / "proofs").note(model_id, proof)
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
+    """What `models verify` writes, on a quarter of its texts and in two parts."""
+    home = Home(tmp_path_factory.mktemp("verified"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_facts, "PROOF_TEXTS", PROOF_TEXTS[2:4])
+        patch.setattr(verify, "MAX_SPANS", 2)
+        verified = model_facts.verify_model(home, str(smollm2), 1, None, lambda _: None)
+    assert verified["proved"] == ["f32", "f16"]
+    return home.proofs
 
 
 def notices(peer: Any) -> list[str]:
     return [event["message"] for event in peer.events if event["event"] == "notice"]
 
 
-def test_rows_are_half_as_long_in_f16_where_it_is_proved_and_only_there(start_peer: Any, smollm2: Path) -> None:
+def test_rows_are_half_as_long_in_f16_where_it_is_proved_and_only_there(
+    start_peer: Any, smollm2: Path, proofs: Path
+) -> None:
     last = start_peer("--model", str(smollm2), "--layers", "15:30")
     wanting_f16 = ("--model", str(smollm2), "--layers", "0:15", "--wire", "f16", "--join", last.address)
     sizes = {}
     for name in ("unproved", "proved"):
         if name == "proved":
-            prove_f16(start_peer.root / name, smollm2)
+            shutil.copytree(proofs, start_peer.root / name / "proofs")
         first = start_peer(*wanting_f16, home=name)
         assert ["go over the wire in f32: f16 is not proved" in said for said in notices(first)] == (
             [True] if name == "unproved" else []
@@ -60,10 +70,17 @@ def test_rows_are_half_as_long_in_f16_where_it_is_proved_and_only_there(start_pe
     assert sizes["unproved"] == 2 * sizes["proved"] > 0
 
 
-def test_a_wish_that_the_route_cannot_grant_is_said_once_also_without_layers(start_peer: Any, smollm2: Path) -> None:
+def test_a_wish_that_the_route_cannot_grant_is_said_once_also_without_layers(
+    start_peer: Any, smollm2: Path, proofs: Path
+) -> None:
     last = start_peer("--model", str(smollm2), "--layers", "15:30")
     home = "proved-for-no-hop"
-    prove_f16(start_peer.root / home, smollm2, ("0:30",))
+    shutil.copytree(proofs, start_peer.root / home / "proofs")
+    known = WireProofs(start_peer.root / home / "proofs")
+    model_id = Store(start_peer.root / home).import_file(smollm2).model_id
+    proof = known.of(model_id)
+    assert proof is not None
+    known.note(model_id, replace(proof, spans=("0:30",)))
     first = start_peer("--model", str(smollm2), "--layers", "0:15", "--wire", "f16", "--join", last.address, home=home)
     client = start_peer("--wire", "f16", "--join", last.address)
     for peer, words in (
@@ -79,3 +96,12 @@ def test_a_wish_that_the_route_cannot_grant_is_said_once_also_without_layers(sta
         assert peer.stop() == 0
         peer.wait_for("stopped")
         assert len(notices(peer)) == 1 and words in notices(peer)[0]
+
+
+def test_a_model_whose_parts_were_found_to_differ_is_served_whole_and_says_so(start_peer: Any, smollm2: Path) -> None:
+    home = start_peer.root / "refuted"
+    model_id = Store(Home(home).create().root).import_file(smollm2).model_id
+    note(home / "proofs", model_id, CutProof("cpu-1", refusal="at position 7 a logit differs by 0.5"))
+    peer = start_peer("--model", str(smollm2), home="refuted")
+    assert peer.ready["layers"] == "0:30"
+    assert ["is served whole (layers 0:30) on this machine" in said for said in notices(peer)] == [True]
