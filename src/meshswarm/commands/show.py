@@ -52,8 +52,11 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _memory_words(memory: dict[str, int], load: str = "") -> str:
-    weights, kv, compute = (f"{memory[part] / 1e6:.0f} MB" for part in ("weights_bytes", "kv_bytes", "compute_bytes"))
-    return f"{weights} of weights, {kv} of K and V{load}, {compute} of work space"
+    weights, kv, compute, saved = (
+        f"{memory[part] / 1e6:.0f} MB" for part in ("weights_bytes", "kv_bytes", "compute_bytes", "saved_bytes")
+    )
+    states = f", {saved} of states to go back to" if memory["saved_bytes"] else ""
+    return f"{weights} of weights, {kv} of K and V{load}, {compute} of work space{states}"
 
 
 def show_bench(result: dict[str, Any]) -> None:
