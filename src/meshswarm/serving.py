@@ -25,7 +25,7 @@ from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.choice import Choice, Limits, choose
 from meshswarm.span import Span
-from meshswarm.stage.devices import Device, gpus, list_devices
+from meshswarm.stage.devices import Device, list_devices, memory_beside
 from meshswarm.stage.engine_memory import room
 from meshswarm.stage.families.cuts import legal_cuts
 from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions, LoadMode
@@ -257,7 +257,7 @@ def _choose_layers(
     limits = Limits(
         room(),
         settings.memory_bytes,
-        gpu_bytes=0 if options.n_gpu_layers == 0 else sum(device.free_bytes for device in gpus(devices)),
+        gpu_bytes=memory_beside(devices, options),
         is_mapped=options.load_mode in (LoadMode.MMAP, LoadMode.MMAP_MLOCK),
     )
     return choose(model, settings.span, limits, held, info.name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from meshswarm.stage.devices import (
     device_pointers,
     gpus,
     list_devices,
+    memory_beside,
     plan_offload,
 )
 from meshswarm.stage.llama import LlamaSpan, numclass
@@ -61,6 +63,18 @@ def test_dedicated_cards_of_one_backend_come_first() -> None:
     assert gpus([CPU, integrated, card(1), card(2, "Vulkan"), card(4)]) == (card(1), card(4))
     assert gpus([CPU, integrated]) == (integrated,)
     assert gpus([CPU]) == ()
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("linux", 30 * GB), ("darwin", 0)])
+def test_memory_that_a_gpu_shares_with_the_machine_is_not_counted_twice(
+    platform: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    cards = [CPU, card(1, free_gb=20), card(2, free_gb=10)]
+    assert memory_beside(cards, LlamaOptions()) == expected
+    assert memory_beside(cards, LlamaOptions(n_gpu_layers=0)) == 0
+    assert memory_beside([CPU, card(1, kind=DeviceKind.INTEGRATED_GPU)], LlamaOptions()) == 0
+    assert memory_beside([CPU], LlamaOptions()) == 0
 
 
 def test_without_a_gpu_all_is_on_the_processor() -> None:

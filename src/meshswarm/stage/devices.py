@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -87,6 +88,14 @@ def gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
         if found:
             return tuple(device for device in found if device.backend == found[0].backend)
     return ()
+
+
+def memory_beside(devices: Sequence[Device], options: LlamaOptions) -> int:
+    """Bytes that GPUs have free beside the machine's own memory, as far as `options` lets layers go there. Integrated
+    GPUs, and all of Apple's, have none."""
+    if options.n_gpu_layers == 0 or sys.platform == "darwin":
+        return 0
+    return sum(device.free_bytes for device in gpus(devices) if device.kind is DeviceKind.GPU)
 
 
 def plan_offload(
