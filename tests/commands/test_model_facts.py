@@ -5,14 +5,20 @@ from pathlib import Path
 import pytest
 from tests.stage.tiny_models import write_tiny
 
+from meshswarm.artifacts.store import Store
 from meshswarm.commands import model_facts
 from meshswarm.commands.model_facts import MemoryQuestion, describe, verify_model
 from meshswarm.commands.show import show_facts, show_proof
 from meshswarm.config import Home, WireChoice
-from meshswarm.stage import verify
+from meshswarm.span import Span
+from meshswarm.stage import verify, wire_proofs
+from meshswarm.stage.families import proofs
+from meshswarm.stage.families.cuts import IllegalCutError
 from meshswarm.stage.llama_options import parse_llama_options
 from meshswarm.stage.messages import Dtype
 from meshswarm.stage.proof_texts import PROOF_TEXTS
+from meshswarm.stage.slices import Slices
+from meshswarm.stage.verify import SplitDiffersError
 from meshswarm.stage.wire_proofs import WireProofs
 
 
@@ -33,16 +39,16 @@ def test_the_default_models_facts(home, smollm2, capsys):
     assert sum(facts["layer_bytes"]) + facts["outer_bytes"] == facts["whole"]["weights"] < facts["bytes"]
     assert facts["kv"]["token_bytes"] == 30 * 2 * 192 * 2
     assert facts["row_bytes"] == {"f32": 2304, "f16": 1152, "q8": 648}
-    assert facts["wire"] == {"proved": ["f32"], "proof": None}
+    assert facts["wire"] == {"proved": ["f32"], "is_current": False, "proof": None}
     assert facts["plan"] is None
     show_facts(facts)
     said = capsys.readouterr().out
-    for words in ("30 of 2.2 MB", "can be cut between any two", "23,040 bytes a position", "674.4 MB for 4 sessions"):
+    for words in ("30 of 2.2 MB", "can be cut between any two", "23,040 bytes a position", "694.3 MB for 4 sessions"):
         assert words in said
 
 
 def test_a_plan_for_given_peers(home, smollm2, capsys):
-    facts = facts_of(home, smollm2, n_sessions=1, rooms=(300_000_000, 350_000_000))
+    facts = facts_of(home, smollm2, n_sessions=1, rooms=(330_000_000, 380_000_000))
     spans = facts["plan"]["spans"]
     assert [span["peer"] for span in spans] == [1, 0]
     assert all(span["total"] <= span["room"] for span in spans)
@@ -69,19 +75,75 @@ def test_running_state_is_shown(home, tmp_path, capsys):
     assert "bytes a session" in capsys.readouterr().out
 
 
-def test_what_is_proved_is_written_down_and_shown(home, smollm2, monkeypatch, capsys):
-    monkeypatch.setattr(model_facts, "PROOF_TEXTS", PROOF_TEXTS[:1])
+@pytest.fixture
+def short(monkeypatch):
+    """Proofs on a quarter of the texts, in two parts."""
+    monkeypatch.setattr(model_facts, "PROOF_TEXTS", PROOF_TEXTS[2:4])
     monkeypatch.setattr(verify, "MAX_SPANS", 2)
-    monkeypatch.setattr(verify, "N_ANSWER", 2)
+    monkeypatch.setattr(verify, "probe", lambda _: None)
+
+
+def build_of(monkeypatch, build: str) -> None:
+    """Say that this build of llama.cpp is installed."""
+    for module in (proofs, wire_proofs, model_facts):
+        monkeypatch.setattr(module, "installed_build", lambda: build)
+
+
+def test_what_is_proved_is_written_down_and_shown(home, smollm2, short, monkeypatch, capsys):
     said: list[str] = []
     verified = verify_model(home, str(smollm2), 1, None, said.append)
     assert "cutting it into 0:15, 15:30" in said
     assert verified["proof"]["spans"] == ("0:15", "15:30")
+    assert verified["proved"] == ["f32", "f16"]
     show_proof(verified)
     assert "compute bit for bit what the whole does" in capsys.readouterr().out
     facts = facts_of(home, smollm2)
-    assert facts["wire"]["proved"] == verified["proved"]
-    (model,) = model_facts.Store(home.root).models()
-    wire = WireProofs(home.proofs).choose(WireChoice.F16, model.model_id)
-    assert (wire.dtype is Dtype.F16) == ("f16" in verified["proved"])
+    assert facts["wire"]["proved"] == ["f32", "f16"]
+    show_facts(facts)
+    assert "f16 (1152 bytes a row)" in capsys.readouterr().out
+    (model,) = Store(home.root).models()
+    assert WireProofs(home.proofs).choose(WireChoice.F16, model.model_id).dtype is Dtype.F16
     assert not list(home.root.glob("verify-*"))
+    build_of(monkeypatch, "9.9.9")
+    show_facts(facts_of(home, smollm2))
+    assert "f32 (2304 bytes a row); what was proved with llama-cpp-python 0.3.36 has to be verified again" in (
+        capsys.readouterr().out
+    )
+
+
+def test_on_a_new_build_the_verified_model_alone_can_be_cut(home, tmp_path, short, monkeypatch, capsys):
+    build_of(monkeypatch, "9.9.9")
+    paths = [write_tiny("qwen3", tmp_path / f"{n_layers}.gguf", n_layers=n_layers) for n_layers in (4, 5)]
+    store, slices = Store(home.create().root), Slices(Store(home.root), home.root)
+    verified, other = (store.obtain(str(path)).model_id for path in paths)
+    for model_id in (verified, other):
+        with pytest.raises(IllegalCutError, match="`meshswarm models verify` can prove those of this model here"):
+            slices.file(model_id, Span(1, 3))
+    show_proof(verify_model(home, str(paths[0]), 1, None, lambda _: None))
+    assert "It can be cut between any two of its 4 layers." in capsys.readouterr().out
+    assert slices.file(verified, Span(1, 3)).path.is_file()
+    assert facts_of(home, paths[0])["cuts"]["starts"] == [0, 1, 2, 3]
+    with pytest.raises(IllegalCutError, match=r"and this is 9\.9\.9"):
+        slices.file(other, Span(1, 3))
+    build_of(monkeypatch, "9.9.10")
+    with pytest.raises(IllegalCutError, match=r"and this is 9\.9\.10"):
+        slices.file(verified, Span(1, 3))
+
+
+def test_parts_that_differ_are_not_forgotten(home, tmp_path, short, monkeypatch):
+    path = write_tiny("qwen3", tmp_path / "tiny.gguf")
+    other = write_tiny("qwen3", tmp_path / "other.gguf", embedding_std=2.0)
+    model_id = Store(home.create().root).obtain(str(path)).model_id
+    slices = Slices(Store(home.root), home.root)
+    assert slices.file(model_id, Span(0, 2)).path.is_file()
+    write_slice = verify.write_slice
+    with monkeypatch.context() as patch:
+        patch.setattr(verify, "write_slice", lambda _, *rest, **named: write_slice(other, *rest, **named))
+        with pytest.raises(SplitDiffersError, match="it is served whole here from now on"):
+            verify_model(home, str(path), 1, None, lambda _: None)
+    assert "found with llama-cpp-python 0.3.36 that the parts 0:2, 2:4" in facts_of(home, path)["cuts"]["sentence"]
+    with pytest.raises(IllegalCutError, match=r"this model is served whole .* on this machine"):
+        slices.file(model_id, Span(0, 2))
+    assert slices.file(model_id, Span(0, 4)).path == path
+    verify_model(home, str(path), 1, None, lambda _: None)
+    assert slices.file(model_id, Span(0, 2)).path.is_file(), "a later proof takes its place"

@@ -81,6 +81,40 @@ class Session:
         engine, slot = self._hops[-1][0], self.slots[-1]
         return np.stack([engine.full_row(slot, index).copy() for index in range(len(outputs))])
 
+    @staticmethod
+    async def together(sessions: Sequence[Session], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """One more token for each of some sessions of the same hops, all computed in one run on every hop: the engines
+        are held until they have all. The logits, float32 [n_sessions, n_vocab]."""
+        hops = sessions[0]._hops
+        hidden: list[NDArray[np.float32] | None] = [None] * len(sessions)
+        for at, (engine, stop) in enumerate(hops):
+            is_end = engine is hops[-1][0]
+            engine.set_share(0.0)
+            computing = [
+                asyncio.ensure_future(
+                    engine.run(
+                        job(
+                            session.slots[at],
+                            session.n_held,
+                            stop,
+                            tokens=np.array([token], np.int32) if rows is None or engine.needs_tokens else None,
+                            hidden=rows,
+                            outputs=(0,) if is_end else (),
+                            profile=session._profile,
+                        )
+                    )
+                )
+                for session, token, rows in zip(sessions, tokens, hidden, strict=True)
+            ]
+            await asyncio.sleep(0)
+            engine.set_share(1.0)
+            results = await asyncio.gather(*computing)
+            assert len({result.compute_s for result in results}) == 1, "they were not computed together"
+            hidden = [None if result.hidden is None else result.hidden.copy() for result in results]
+        for session in sessions:
+            session.n_held += 1
+        return np.stack([hops[-1][0].full_row(session.slots[-1], 0).copy() for session in sessions])
+
     async def copy(self, other: Session, n_positions: int) -> None:
         """Hold the first positions of another session of the same hops, instead of nothing."""
         told: list[asyncio.Future[Exception | None]] = []

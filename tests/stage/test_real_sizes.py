@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.stage.llama_memory import PRECISION, reported_memory
-from tests.stage.real_sizes import DEEPSEEK_V4_FLASH, GLM_5_2, ORNITH_1_0, REAL_SIZES, RealSize
+from tests.stage.real_sizes import REAL_SIZES, RealSize
 
 from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters, read_header
 from meshswarm.span import Span
@@ -116,10 +116,3 @@ def test_a_refusal_says_what_would_fit(headers):
     assert "not even for one session of 255 positions: it takes 422" in (small.refusal or "")
     tiny = plan_memory(headers["GLM-5.2"], [16 * GB] * 50, LOAD)
     assert "its layers 74:78 alone, which cannot be cut further, take 24.7 GB" in (tiny.refusal or "")
-
-
-def test_the_published_numbers_are_kept_apart():
-    """So that nobody takes an assumption of this file for a fact about the real model."""
-    assert GLM_5_2.published["attention.kv_lora_rank"] == 512
-    assert DEEPSEEK_V4_FLASH.published["hyper_connection.count"] == 4
-    assert ORNITH_1_0.published == {"block_count": 60, "full_attention_interval": 4}

@@ -20,16 +20,17 @@ from meshswarm.stage.llama import model_params, start_llama
 
 
 class Unsplit:
-    """One sequence of the unsplit model, on one thread."""
+    """The unsplit model on one thread: one sequence, or several of `n_ctx` positions each."""
 
-    def __init__(self, path: Path, n_ctx: int = 1024) -> None:
+    def __init__(self, path: Path, n_ctx: int = 1024, *, n_sequences: int = 1) -> None:
         start_llama()
         model = llama.llama_model_default_params()
         model.use_extra_bufts = model_params().use_extra_bufts
         model.n_gpu_layers = 0
         self._model = llama.llama_model_load_from_file(os.fsencode(path), model)
         context = llama.llama_context_default_params()
-        context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, 512, 512
+        context.n_ctx, context.n_batch, context.n_ubatch = n_ctx * n_sequences, 512, 512
+        context.n_seq_max, context.kv_unified = n_sequences, False
         context.n_threads = context.n_threads_batch = 1
         family = FAMILIES.get(self._architecture())
         context.flash_attn_type = int(family is not None and family.needs_flash_attention)
@@ -50,20 +51,31 @@ class Unsplit:
         n_tokens = llama.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), False, True)
         return list(ids[:n_tokens])
 
-    def rows(self, tokens: Sequence[int], pos0: int, outputs: Sequence[int]) -> NDArray[np.float32]:
-        """Decode one chunk; the logits of its rows `outputs`, float32 [n_outputs, n_vocab]."""
+    def rows(
+        self, tokens: Sequence[int], pos0: int, outputs: Sequence[int], *, sequence: int = 0
+    ) -> NDArray[np.float32]:
+        """Decode one chunk of a sequence; the logits of its rows `outputs`, float32 [n_outputs, n_vocab]."""
+        return self._decode([(token, pos0 + row, sequence) for row, token in enumerate(tokens)], outputs)
+
+    def together(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+        """Decode one token of each sequence in one batch; their logits."""
+        rows = zip(tokens, positions, range(len(tokens)), strict=True)
+        return self._decode(list(rows), range(len(tokens)))
+
+    def _decode(self, rows: Sequence[tuple[int, int, int]], outputs: Sequence[int]) -> NDArray[np.float32]:
+        """Decode rows of a token, a position and a sequence."""
         batch = self._batch
-        batch.n_tokens = len(tokens)
-        for row, token in enumerate(tokens):
-            batch.token[row], batch.pos[row] = int(token), pos0 + row
-            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence) in enumerate(rows):
+            batch.token[row], batch.pos[row] = int(token), position
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
             batch.logits[row] = row in outputs
         assert llama.llama_decode(self._context, batch) == 0
-        rows = np.empty((len(outputs), self.n_vocab), np.float32)
+        logits = np.empty((len(outputs), self.n_vocab), np.float32)
         for index, row in enumerate(outputs):
             pointer = llama.llama_get_logits_ith(self._context, row)
-            ctypes.memmove(rows[index].ctypes.data, pointer, rows[index].nbytes)
-        return rows
+            ctypes.memmove(logits[index].ctypes.data, pointer, logits[index].nbytes)
+        return logits
 
     def forget(self, start: int) -> None:
         """Drop the positions from `start` on."""

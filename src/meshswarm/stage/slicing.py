@@ -2,7 +2,8 @@
 
 The rule this file keeps: bytes are copied, never interpreted, and the result depends on the model and the span alone,
 so every peer that cuts the same span holds the same file. A slice carries no vocabulary text and no chat template. A
-span in the middle also carries almost no embedding: 32 rows, which its injected hidden states overwrite.
+span in the middle also carries almost no embedding: 32 rows, which its injected hidden states overwrite; all of it only
+in families that need the tokens beside the rows.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ _MAMBAS = (
         | {"attention.scale", "logit_scale", "residual_scale", "rope.scaling.finetuned"},
         uniform_keys=_HEADS | {"feed_forward_length"},
         layer_keys=_EXPERT_LAYERS | {_KV_HEADS},
+        # Where rows enter it would change no bit: they take the place of what was scaled already.
         first_keys=frozenset({"embedding_scale"}),
         needed_kinds=_BY_KV_HEADS,
     ),

@@ -117,6 +117,7 @@ _LLAMAS = (
         architecture="granite",
         common_keys=_MODEL | _ROPE | {"attention.scale", "logit_scale", "residual_scale"},
         uniform_keys=_UNIFORM,
+        # Where rows enter it would change no bit: they take the place of what was scaled already.
         first_keys=frozenset({"embedding_scale"}),
         proved_texts=_ROPE_TYPES,
         shared_tensors=_NORM_AND_FACTORS,
