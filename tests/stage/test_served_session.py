@@ -22,6 +22,7 @@ from meshswarm.stage.messages import (
     Fork,
     FullRow,
     FullRowRequest,
+    Message,
     Open,
     Park,
     ReceiptAck,
@@ -102,6 +103,32 @@ async def test_turns_out_of_order_end_the_session_with_a_reason(stage: Stage, ac
     assert isinstance(failed, Failed)
     assert complaint in failed.message
     assert stage.engine.n_free_slots == 2
+
+
+async def test_a_next_turn_without_logits_is_the_heads_fault(stage: Stage) -> None:
+    _, session, _ = await parked(stage)
+    session.send(encode(replace(NEXT_TURN, top_k=0)))
+    failed = await reply(session)
+    assert isinstance(failed, Failed)
+    assert failed.blamed == HEAD.peer_id
+
+
+@pytest.mark.parametrize("late", [Park(), Close(), FullRowRequest(0), NEXT_TURN, Cancel()])
+async def test_what_a_head_sent_before_it_knew_of_the_end_does_nothing(
+    stage: Stage, late: Message, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = stage.opening()
+    session, hop = await stage.open(opening), await stage.hop(opening)
+    hop.send(encode(step(0, 0, stage.rows(2), 2)))
+    assert isinstance(await reply(session), Result)
+    stage.server.sessions[HEAD.peer_id, opening.session].fail("it had to end", None)
+    session.send(encode(late))
+    assert isinstance(await reply(session), Failed)
+    await session.connection.measure_rtt()
+    assert len(await honest_rows(stage)) == 3
+    await stage.until(lambda: stage.engine.n_free_slots == 2)
+    assert not stage.receipts.newest(), "a session that failed has no receipt"
+    assert not caplog.records
 
 
 async def test_a_session_cannot_be_parked_while_rows_are_under_way(stage: Stage) -> None:

@@ -327,6 +327,34 @@ async def test_a_session_waits_in_line_and_is_let_in_when_there_is_room(stage: S
     assert isinstance(await reply(second), Opened)
 
 
+async def test_two_sessions_of_one_name_do_not_wait_for_room(stage: Stage) -> None:
+    """The second one would push the first out of the book, and nobody would ever give its room back."""
+    running = await full(stage)
+    opening = replace(stage.opening(), max_wait_ms=60_000)
+    first, twin = await stage.stream(HEAD, SESSION_STREAM), await stage.stream(HEAD, SESSION_STREAM)
+    first.send(encode(opening, HEAD))
+    assert isinstance(await reply(first), Waiting)
+    twin.send(encode(opening, HEAD))
+    with pytest.raises(MeshswarmError):
+        await twin.receive(timeout_s=10)
+    for stream in running:
+        stream.send(encode(Cancel()))
+    assert isinstance(await reply(first), Opened)
+    first.send(encode(Cancel()))
+    await stage.until(lambda: stage.engine.n_free_slots == 2)
+
+
+async def test_a_stream_whose_open_was_refused_takes_no_other(stage: Stage) -> None:
+    """It is closed on this side: a session there could not say anything to its head."""
+    stream = await stage.stream(HEAD, SESSION_STREAM)
+    stream.send(encode(replace(stage.opening(), n_ctx=N_CTX + 1), HEAD))
+    stream.send(encode(stage.opening(), HEAD))
+    assert isinstance(await reply(stream), Refused)
+    await stream.connection.measure_rtt()
+    assert not stage.server.sessions
+    assert stage.engine.n_free_slots == 2
+
+
 async def test_a_newcomer_does_not_overtake_the_line(stage: Stage) -> None:
     running = await full(stage)
     waiting = await in_line(stage)

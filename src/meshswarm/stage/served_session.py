@@ -162,6 +162,8 @@ class ServedSession:
     # -- what arrives
 
     def _on_head_frame(self, frame: bytes) -> None:
+        if self._slot is None and self._receipt is None:
+            return  # sent before the head knew that the session had ended
         try:
             message = decode(frame)
             if self._receipt is not None:

@@ -170,6 +170,12 @@ class SpanServer:
             return self._resting()
         return None
 
+    def knows(self, head: PeerId, session: bytes) -> bool:
+        """Whether this session runs or waits here: a second one of its name would push it out of the book, with its
+        room."""
+        waiting = (opening.message for opening in self._waiting.values())
+        return (head, session) in self.sessions or any((each.head, each.session) == (head, session) for each in waiting)
+
     def fork_source(self, opening: Open) -> ServedSession | None:
         """The parked session of the same head that `opening` wants to begin as a copy of, if that can be."""
         assert opening.fork is not None
@@ -293,6 +299,7 @@ class _Opening:
         self._stream = stream
         self._ticket: Ticket | None = None
         self._told: int | None = None
+        self._is_refused = False
         stream.receive_with(self._on_frame, self._on_end)
 
     @property
@@ -300,6 +307,8 @@ class _Opening:
         return self.message.head
 
     def _on_frame(self, frame: bytes) -> None:
+        if self._is_refused:
+            return  # nothing can be said on this stream any more
         message = decode(frame)
         if self._ticket is not None:
             self._on_frame_in_line(message)
@@ -307,7 +316,7 @@ class _Opening:
         if not isinstance(message, Open):
             raise RemoteProtocolError(f"a session began with {type(message).__name__} instead of OPEN")
         server, peer = self._server, self._stream.peer_id
-        if (message.head, message.session) in server.sessions:
+        if server.knows(message.head, message.session):
             raise RemoteProtocolError("a session was opened twice", peer=str(peer))
         refused = server.refusal(message, peer)
         if refused is not None:
@@ -362,6 +371,7 @@ class _Opening:
 
     def refuse(self, refused: Refused) -> None:
         self._leave()
+        self._is_refused = True
         self._stream.send(encode(refused))
         self._stream.finish()
 

@@ -171,6 +171,8 @@ class SpanSession:
         """The head's next turn begins. Steps of it that came before are taken up."""
         if not self.is_parked:
             raise RemoteProtocolError("the head resumed a session that was not parked")
+        if not resume.top_k:
+            raise RemoteProtocolError("the head resumed a session and wants no logits")
         self.is_parked = False
         self.turn += 1
         self.temperature, self.top_k = resume.temperature, resume.top_k
