@@ -29,8 +29,8 @@ _LATE = 1.5  # a session away this many times longer than usual is no longer wai
 _SLOW = 0.5  # of a turn: whoever comes back so much later than the first of its group is slow
 _SLOW_ROUNDS = 3  # so often in a row, and it is not waited for any more
 _FIRST_PARDON_ROUNDS, _MAX_PARDON_ROUNDS = 16, 1024  # until it is tried again, twice as long each time
-_GAP = 0.03  # of a turn: steps that follow each other so closely came out of one turn of the span before
-_GAP_BOUNDS_S = (0.0003, 0.003)
+_GAP = 0.1  # of a turn: steps that follow each other so closely came out of one turn of the span before
+_GAP_BOUNDS_S = (0.0005, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
