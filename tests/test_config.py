@@ -29,13 +29,13 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
-    [("1000", 1000), ("6GB", 6 * 10**9), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2t", 2 * 10**12)],
+    [("1000B", 1000), ("6GB", 6 * 10**9), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2t", 2 * 10**12)],
 )
 def test_sizes(text: str, n_bytes: int) -> None:
     assert parse_size(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "1e9"])
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "1e9", "200"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

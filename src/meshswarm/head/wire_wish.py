@@ -30,8 +30,7 @@ class WireWish:
             asked = "anything narrower" if self._choice is WireChoice.AUTO else str(self._choice)
             self._say_once(
                 (model.model_id, F32_WIRE),
-                f"rows of {model.name} go over the wire in f32: {asked} is not proved for it on this machine; "
-                "`meshswarm models verify`, with its file, may prove it",
+                f"rows of {model.name} go over the wire in f32: {asked} {self._proofs.why_not(model.model_id)}",
             )
         return wire
 

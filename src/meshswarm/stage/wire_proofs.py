@@ -140,6 +140,13 @@ class WireProofs:
             dtype = Dtype(choice.value)
         return Wire(dtype, proof.hops) if dtype in proof.proved() else F32_WIRE
 
+    def why_not(self, model_id: bytes) -> str:
+        """The rest of a sentence about a dtype that `choose` did not grant."""
+        proof = self.of(model_id)
+        if proof is not None and proof.build == installed_build():
+            return "was tried by `meshswarm models verify`, and did harm"
+        return "is not proved for it on this machine; `meshswarm models verify`, with its file, may prove it"
+
     def _path(self, model_id: bytes) -> Path:
         return self._folder / f"{model_id_text(model_id)}.json"
 
