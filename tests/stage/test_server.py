@@ -327,6 +327,23 @@ async def test_a_session_waits_in_line_and_is_let_in_when_there_is_room(stage: S
     assert isinstance(await reply(second), Opened)
 
 
+async def test_many_who_leave_the_line_in_one_datagram_trouble_nobody(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each one's leaving tells the others their new place, and some of them are gone without our having been told."""
+    await full(stage)
+    waiting = [await in_line(stage, identity=STRANGER) for _ in range(8)]
+    staying = await in_line(stage)
+    await stage.until(lambda: stage.server.n_waiting == 9)
+    for stream in waiting:
+        stream.reset()
+    await stage.until(lambda: stage.server.n_waiting == 1)
+    places = [await reply(staying)]
+    while not (isinstance(places[-1], Waiting) and places[-1].place == 1):
+        places.append(await reply(staying))
+    assert not caplog.records
+
+
 async def test_two_sessions_of_one_name_do_not_wait_for_room(stage: Stage) -> None:
     """The second one would push the first out of the book, and nobody would ever give its room back."""
     running = await full(stage)

@@ -233,7 +233,7 @@ class Lane:
     # -- Carrier
 
     def write(self, frame: bytes | bytearray | memoryview, *, finish: bool) -> None:
-        if self._sent_all or self.is_over:
+        if self._sent_all or self.is_over or self._is_stopped:
             return
         lanes, quic, stream_id = self._lanes, self._lanes.quic, self._stream_id
         size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
@@ -253,6 +253,12 @@ class Lane:
             self._sent_all = True
             self._forget_if_done()
 
+    @property
+    def _is_stopped(self) -> bool:
+        """The other side wants nothing more, and `stop` will say so: another stream's event of the same datagram came
+        first."""
+        return self._lanes.quic.is_stopped(self._stream_id)
+
     def _fail_slow_reader(self) -> None:
         assert self.stream is not None
         peer = self.stream.peer_id
@@ -263,7 +269,7 @@ class Lane:
         )
 
     def finish(self) -> None:
-        if not self._sent_all and not self.is_over:
+        if not self._sent_all and not self.is_over and not self._is_stopped:
             self._sent_all = True
             self._lanes.quic.send_stream_data(self._stream_id, b"", True)
             self._forget_if_done()

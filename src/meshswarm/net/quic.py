@@ -200,6 +200,11 @@ class PeerConnection(QuicConnection):
         stream = self._streams.get(stream_id)
         return 0 if stream is None else stream.sender._buffer_stop - stream.sender._buffer_start
 
+    def is_stopped(self, stream_id: int) -> bool:
+        """Whether sending on a stream was given up, as the other side may have asked in this very datagram."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.sender._reset_error_code is not None
+
     def write_buffer(self, stream_id: int, data: bytes | bytearray | memoryview, end_stream: bool) -> None:
         """`send_stream_data` for any buffer: aioquic copies it once, into the stream's send buffer."""
         flat = data if isinstance(data, bytes | bytearray) else memoryview(data).cast("B")
