@@ -21,6 +21,7 @@ from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, WireCho
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.identity import Identity, PeerId
+from meshswarm.stage.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -63,6 +64,14 @@ def _parsed(option: str, parse: Callable[[S], T], text: S) -> T:
         return parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _llama_options(pairs: list[str] | None) -> LlamaOptions:
+    """What `--llama` chose; with "help", prints what there is and ends."""
+    if pairs == ["help"]:
+        typer.echo(describe_llama_options())
+        raise typer.Exit
+    return _parsed("--llama", parse_llama_options, pairs or ())
 
 
 def _parse_join(text: str) -> tuple[PeerId, Address]:
@@ -114,7 +123,6 @@ def serve(
     from meshswarm.peer import PeerSettings
     from meshswarm.serving import ServingSettings
     from meshswarm.span import Span
-    from meshswarm.stage.llama_options import parse_llama_options
 
     serving = ServingSettings(
         model=model or DEFAULT_MODEL,
@@ -123,7 +131,7 @@ def serve(
         n_threads=threads,
         n_ctx=ctx,
         n_sessions=sessions,
-        llama_options=_parsed("--llama", parse_llama_options, llama or ()),
+        llama_options=_llama_options(llama),
         yields=yields,
     )
     is_serving = model is not None or auto or layers is not None
@@ -234,10 +242,9 @@ def bench(
     from meshswarm.commands.bench import bench as measure
     from meshswarm.commands.show import show_bench
     from meshswarm.span import Span
-    from meshswarm.stage.llama_options import parse_llama_options
 
     span = None if layers is None else _parsed("--layers", Span.parse, layers)
-    options = _parsed("--llama", parse_llama_options, llama or ())
+    options = _llama_options(llama)
     _show(measure(context.obj, BenchSettings(ref, span, threads, options)), as_json, show_bench)
 
 
@@ -280,10 +287,9 @@ def models_show(
     from meshswarm.commands.model_facts import MemoryQuestion, describe
     from meshswarm.commands.show import show_facts, show_progress
     from meshswarm.serving import DEFAULT_N_CTX
-    from meshswarm.stage.llama_options import parse_llama_options
 
     rooms = () if peers is None else _parsed("--peers", lambda text: tuple(map(parse_size, text.split(","))), peers)
-    options = _parsed("--llama", parse_llama_options, llama or ())
+    options = _llama_options(llama)
     question = MemoryQuestion(ctx or DEFAULT_N_CTX, sessions, rooms, options)
     _show(describe(context.obj, ref, question, None if as_json else show_progress), as_json, show_facts)
 

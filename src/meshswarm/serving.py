@@ -94,7 +94,7 @@ class Serving:
         devices = await asyncio.to_thread(list_devices)
         choice = await asyncio.to_thread(_choose_layers, settings, around, info, devices, held)
         span = choice.span
-        for because in (choice.notice, cpu_only_because(span, info.n_layers, devices)):
+        for because in (_cut_context(settings, info), choice.notice, cpu_only_because(span, info.n_layers, devices)):
             if because:
                 around.report({"event": "notice", "message": because})
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
@@ -243,6 +243,13 @@ class Serving:
                 return
             self._record = current
             await self._around.dht.publish_coverage(current)
+
+
+def _cut_context(settings: ServingSettings, info: ModelInfo) -> str:
+    """That sessions are shorter than was asked for, as a sentence; empty where they are not."""
+    if settings.n_ctx is None or settings.n_ctx <= info.n_ctx_train:
+        return ""
+    return f"{info.name} was made for {info.n_ctx_train} positions: sessions have no more, instead of {settings.n_ctx}."
 
 
 def _choose_layers(

@@ -54,3 +54,9 @@ def test_wrong_arguments_are_told_what_is_right(arguments: list[str], more: list
     done = CliRunner().invoke(app, [*arguments, *more])
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_the_options_of_llama_cpp_are_listed_on_request(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, [*arguments, "--llama", "help"])
+    assert done.exit_code == 0
+    assert "type_k: f16 or q8_0" in done.output

@@ -76,7 +76,7 @@ def test_what_was_asked_for_and_does_not_fit_is_refused_with_what_would(model: M
     said = refusal(model, asked, limits)
     assert said.startswith("the layers 2:11 of Tiny take ")
     assert ("MB are free; " if limit == "machine" else "MB allowed; ") in said
-    found = re.search(r"; the layers (\S+) would fit, or these would with --sessions (\d+) or --ctx (\d+)$", said)
+    found = re.search(r"; the layers (\S+) would fit, or these would fit with --sessions (\d+) or --ctx (\d+)$", said)
     assert found is not None, said
     choose(model, Span.parse(found[1]), limits, [], "Tiny")
     for load, more in (
@@ -105,7 +105,7 @@ def test_where_no_layers_fit_so_many_sessions_fewer_would(model: MemoryModel) ->
     load = Load(100_000, 16)
     has = room(min(bytes_of(model.under(replace(load, n_sessions=3)), span) for span in model.smallest_spans))
     said = refusal(model.under(load), None, has)
-    found = re.search(r"; they would with --sessions 3 or --ctx (\d+)$", said)
+    found = re.search(r"; they would fit with --sessions 3 or --ctx (\d+)$", said)
     assert found is not None, said
     for smaller in (replace(load, n_sessions=3), replace(load, n_ctx=int(found[1]))):
         assert len(choose(model.under(smaller), None, has, [], "Tiny").span) == 1
@@ -117,7 +117,7 @@ def test_a_model_that_is_not_split_is_served_whole_as_long_as_it_can_be(tmp_path
     model = MemoryModel(read_header(path), LOAD)
     assert choose(model, None, room(1), [], "Tiny").span == model.whole, "its size is a guess: llama.cpp decides"
     said = refusal(model, None, Limits(Room(PLENTY, PLENTY), allowed=bytes_of(model, model.whole) - 1))
-    assert "the layers" not in said and "it would with --sessions" in said
+    assert "the layers" not in said and "it would fit with --sessions" in said
 
 
 def test_gpus_hold_whole_models_and_no_parts(model: MemoryModel) -> None:

@@ -131,7 +131,7 @@ class _Chooser:
         part = self._best_part() if self._model.cuts.refusal is None else None
         fitting = [f"the layers {part} would fit"] if part is not None and part != span else []
         them = "it" if span == self._model.whole else "these" if fitting else "they"
-        fitting += [f"{them} would with {' or '.join(options)}"] if options else []
+        fitting += [f"{them} would fit with {' or '.join(options)}"] if options else []
         return f"{self._takes(span)}; {', or '.join(fitting) or self._least()}"
 
     def _least(self) -> str:
