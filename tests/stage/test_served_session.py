@@ -73,7 +73,7 @@ async def test_rows_of_the_next_turn_wait_for_the_word_that_it_began(stage: Stag
     opening, session, hop = await parked(stage)
     core = stage.server.sessions[HEAD.peer_id, opening.session].core
     hop.send(encode(replace(step(1, 5, stage.rows(1)), turn=1)))
-    await stage.until(lambda: core.has_rows_under_way)
+    await stage.until(lambda: bool(core._waiting))
     assert core.length == 5
     session.send(encode(replace(NEXT_TURN, top_k=2)))
     result = await reply(session)
@@ -102,6 +102,19 @@ async def test_turns_out_of_order_end_the_session_with_a_reason(stage: Stage, ac
     failed = await reply(session)
     assert isinstance(failed, Failed)
     assert complaint in failed.message
+    assert stage.engine.n_free_slots == 2
+
+
+@pytest.mark.parametrize("ahead", [{"seq": 1, "pos0": 5}, {"turn": 9}])
+async def test_a_step_that_waits_for_what_never_comes_holds_no_room(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, ahead: dict[str, int]
+) -> None:
+    monkeypatch.setattr("meshswarm.stage.served_session.MAX_IDLE_S", 0.2)
+    session, hop = await opened_pair(stage)
+    hop.send(encode(replace(step(0, 0, stage.rows(1)), **ahead)))  # type: ignore[arg-type]
+    failed = await reply(session)
+    assert isinstance(failed, Failed)
+    assert "no row came" in failed.message
     assert stage.engine.n_free_slots == 2
 
 
@@ -135,7 +148,7 @@ async def test_a_session_cannot_be_parked_while_rows_are_under_way(stage: Stage)
     opening = stage.opening()
     session, hop = await stage.open(opening), await stage.hop(opening)
     hop.send(encode(step(1, 5, stage.rows(1))))  # waits for step 0, which never comes
-    await stage.until(lambda: stage.server.sessions[HEAD.peer_id, opening.session].core.has_rows_under_way)
+    await stage.until(lambda: stage.server.sessions[HEAD.peer_id, opening.session].core._waiting != {})
     session.send(encode(Park()))
     failed = await reply(session)
     assert isinstance(failed, Failed)

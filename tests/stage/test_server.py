@@ -381,7 +381,7 @@ async def test_a_newcomer_does_not_overtake_the_line(stage: Stage) -> None:
     refused = await reply(newcomer)
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.BUSY
-    assert "1 others wait" in refused.message
+    assert "1 other waits" in refused.message
     running[0].send(encode(Cancel()))
     assert isinstance(await reply(waiting), Opened)
 
@@ -416,6 +416,7 @@ async def test_waiting_ends_with_a_refusal_when_the_head_wanted_no_longer(stage:
     refused = await reply(stream)
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.BUSY
+    assert "other" not in refused.message, "nobody else waits"
     assert refused.retry_after_ms > 0
     assert stage.server.n_waiting == 0
 

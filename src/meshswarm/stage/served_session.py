@@ -325,7 +325,7 @@ class ServedSession:
     def _on_time(self) -> None:
         """One timer that looks again when it fires: re-arming it for every row would cost more than it tells."""
         now = self._loop.time()
-        if self.core.has_rows_under_way and now < self._deadline_s:
+        if self.core.is_computing and now < self._deadline_s:
             self._used_s = now
         if now < self._due_s:
             self._arm()

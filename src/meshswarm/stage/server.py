@@ -280,12 +280,15 @@ class SpanServer:
 
     def _expire(self) -> None:
         for ticket in self._room.expired(asyncio.get_running_loop().time()):
-            self._waiting[ticket].refuse(self.busy())
+            opening = self._waiting[ticket]
+            self.leave(ticket)  # before it is told how many others wait
+            opening.refuse(self.busy())
         self._arm_expiry()
 
     def busy(self) -> Refused:
         n_waiting = len(self._room)
-        in_line = f", and {n_waiting} others wait" if n_waiting else ""
+        others = "1 other waits" if n_waiting == 1 else f"{n_waiting} others wait"
+        in_line = f", and {others}" if n_waiting else ""
         return Refused(RefusalReason.BUSY, f"all its sessions are taken{in_line}", self.retry_ms())
 
 

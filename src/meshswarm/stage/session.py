@@ -179,8 +179,9 @@ class SpanSession:
         return self._accept_waiting()
 
     @property
-    def has_rows_under_way(self) -> bool:
-        return bool(self._computing or self._waiting)
+    def is_computing(self) -> bool:
+        """Whether rows are under way here, other than those that wait for a step or a turn before theirs."""
+        return bool(self._computing)
 
     def _accept(self, step: Step) -> Compute:
         if step.turn < self.turn or self.is_parked:
