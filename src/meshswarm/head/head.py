@@ -171,6 +171,8 @@ class Head:
         told: asyncio.Queue[Queued | RouteSession | None] = asyncio.Queue()
 
         def in_line(where: InLine) -> None:
+            while not told.empty():  # only where it stands now is worth telling
+                told.get_nowait()
             told.put_nowait(Queued(where.place, where.estimate_s))
 
         opening = asyncio.ensure_future(self._routes.open(needs, prepared.records, in_line))
@@ -196,8 +198,9 @@ class Head:
     ) -> AsyncGenerator[TextDelta | Finished, None]:
         """The answer on an open session, which is kept after it, or ended."""
         session = turn.session
-        lookahead = self._lookahead(prepared, session)
+        lookahead: Lookahead | None = None
         try:
+            lookahead = self._lookahead(prepared, session)
             answer = Answer(
                 prompt=prepared.prompt,
                 route=session,

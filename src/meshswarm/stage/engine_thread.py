@@ -205,6 +205,8 @@ class EngineThread:
             self._computer.slots.copy(source, self._sequence(order.target), order.n_positions)
         except MeshswarmError as error:
             return error
+        except Exception as error:  # a fault of ours must not end the thread
+            return EngineError(f"the engine failed in a way it should not: {error!r}")
         return None
 
     def _release(self, slot: int) -> None:
