@@ -6,7 +6,6 @@ of one in place of the other's is a negative control for that feature and no mor
 
 from __future__ import annotations
 
-import ctypes
 import math
 import zlib
 from collections.abc import Mapping
@@ -17,27 +16,16 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as Encoding
-from gguf import GGUFValueType as Kind
 from gguf import GGUFWriter
-from gguf.quants import quant_shape_to_byte_shape
-from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
+from tests.stage.gguf_writing import add, add_vocabulary
+from tests.stage.tiny_weights import encoded
 
 N_LAYERS = 4
 N_VOCAB = 160
 N_EMBD = 256
 """One super-block of the K-quants."""
 HEADS, KV_HEADS = 4, 2
-_quantize_chunk = ctypes.CFUNCTYPE(
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-)(("ggml_quantize_chunk", llama._lib))
 
 
 @dataclass(frozen=True)
@@ -62,12 +50,12 @@ class TinyLlama:
         """Write the model to `path`."""
         writer = GGUFWriter(path, "llama")
         for key, value in (self._usual_keys() | dict(self.keys)).items():
-            _add(writer, f"llama.{key}", value)
-        _add_vocabulary(writer)
+            add(writer, f"llama.{key}", value)
+        add_vocabulary(writer, N_VOCAB)
         for name, shape in self._shapes().items():
             numbers = self._numbers(name, shape)
             encoding = self._encoding(name, shape)
-            writer.add_tensor(name, _encoded(numbers, encoding), raw_dtype=encoding)
+            writer.add_tensor(name, encoded(numbers, encoding), raw_dtype=encoding)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -141,42 +129,3 @@ class TinyLlama:
         if len(shape) == 1 or "ffn_gate_inp" in name:
             return Encoding.F32
         return next((encoding for end, encoding in self.mixed.items() if name.endswith(end)), self.encoding)
-
-
-def _encoded(numbers: NDArray[np.float32], encoding: Encoding) -> NDArray[Any]:
-    """The rows of `numbers` as llama.cpp's own quantizer writes them, byte for byte."""
-    if encoding is Encoding.F32:
-        return numbers
-    numbers = np.ascontiguousarray(numbers)
-    target = np.empty(quant_shape_to_byte_shape(numbers.shape, encoding), np.uint8)
-    n_per_row = numbers.shape[-1]
-    n_bytes = _quantize_chunk(
-        encoding, numbers.ctypes.data, target.ctypes.data, 0, numbers.size // n_per_row, n_per_row, None
-    )
-    assert n_bytes == target.nbytes
-    return target
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_key_value(key, value, Kind.ARRAY, Kind.UINT32)
-
-
-def _add_vocabulary(writer: GGUFWriter) -> None:
-    letters = [chr(code) for code in range(0x100, 0x100 + N_VOCAB)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(letters)
-    writer.add_token_types([1] * N_VOCAB)
-    writer.add_token_merges([f"{letters[0]} {letters[0]}"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)

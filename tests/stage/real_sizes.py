@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as Encoding
-from gguf import GGUFValueType as Kind
 from gguf import GGUFWriter
 from gguf.quants import quant_shape_to_byte_shape
+from tests.stage.gguf_writing import add
 
 Shape = tuple[int, ...]
 """Sides as a GGUF file has them: the first runs fastest."""
@@ -55,7 +55,7 @@ class RealSize:
         """Write the header to `path`, and behind it a hole as long as the weights."""
         writer = GGUFWriter(path, self.architecture)
         for key, value in self.keys.items():
-            _add(writer, f"{self.architecture}.{key}", value)
+            add(writer, f"{self.architecture}.{key}", value)
         writer.add_tokenizer_model("no_vocab")
         weight_bytes = 0
         for name, shape in self.tensors().items():
@@ -74,20 +74,6 @@ class RealSize:
 
 
 _KEPT_F32 = ("norm", "ffn_gate_inp", "hc_", "conv1d", "exp_probs", "_ape", "ssm_alpha", "ssm_beta")
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_key_value(key, value, Kind.ARRAY, Kind.INT32)
 
 
 def _outer(keys: Mapping[str, Any]) -> dict[str, Shape]:

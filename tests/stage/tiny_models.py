@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gguf import GGMLQuantizationType as Encoding
-from gguf import GGUFValueType as Kind
 from gguf import GGUFWriter
+from tests.stage.gguf_writing import add, add_vocabulary
 from tests.stage.tiny_weights import asked_shapes, encoded, encoding_of, random_experts, random_numbers
 
 N_VOCAB = 160
@@ -115,32 +115,9 @@ def _shares_indexer(keys: Mapping[str, Any], layer: int) -> bool:
 def _writer(path: Path, architecture: str, keys: Mapping[str, Any]) -> GGUFWriter:
     writer = GGUFWriter(path, architecture)
     for key, value in keys.items():
-        _add(writer, f"{architecture}.{key}", value)
-    letters = [chr(code) for code in range(0x100, 0x100 + N_VOCAB)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(letters)
-    writer.add_token_types([1] * N_VOCAB)
-    writer.add_token_merges([f"{letters[0]} {letters[0]}"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+        add(writer, f"{architecture}.{key}", value)
+    add_vocabulary(writer, N_VOCAB)
     return writer
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case [bool(), *_]:
-            writer.add_key_value(key, value, Kind.ARRAY, Kind.BOOL)
-        case _:
-            writer.add_key_value(key, value, Kind.ARRAY, Kind.INT32)
 
 
 def _write(writer: GGUFWriter) -> None:
