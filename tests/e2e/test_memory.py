@@ -47,7 +47,8 @@ def test_layers_that_do_not_fit_are_refused_before_anything_is_written(start_pee
     assert peer.process.wait(timeout=60) == 1
     *_, last = iter(peer.lines.get, None)
     complaint = json.loads(last)["error"]
-    found = re.search(r"the layers (0:\d+) would fit, or these would fit with --sessions (\d+) or --ctx \d+$", complaint)
+    fitting = r"the layers (0:\d+) would fit, or these would fit with --sessions (\d+) or --ctx \d+$"
+    found = re.search(fitting, complaint)
     assert found is not None and "Traceback" not in peer.errors(), complaint
     assert not (peer.home / "slices").exists() and not (peer.home / "probed").exists()
     again = on_a_small_machine(start_peer, smollm2, "--layers", found[1], home=peer.home.name)
