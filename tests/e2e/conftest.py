@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ class PeerProcess:
     def errors(self) -> str:
         return (self.home.parent / f"{self.home.name}.stderr").read_text()
 
+    def what_it_does(self) -> str:
+        """What each of its threads is at, when it lives, after all it complained of."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(0.2)
+        return f"{self.home.name}, exit code {self.process.poll()}:\n{self.errors()[-6000:]}"
+
     def stop(self) -> int:
         """Ctrl-C, then the exit code."""
         if self.process.poll() is None:
@@ -79,6 +87,20 @@ def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) 
 
 
 StartPeer = Callable[..., PeerProcess]
+_running: list[PeerStarter] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a test that failed goes what its peers were doing then: one that hangs would else leave no trace."""
+    report = yield
+    if report.failed and item.path.parent == Path(__file__).parent:
+        report.sections += [
+            ("peer", peer.what_it_does()) for starter in _running for peer in starter.peers if peer.ready
+        ]
+    return report
 
 
 @dataclass
@@ -88,6 +110,9 @@ class PeerStarter:
     root: Path
     swarm: str = field(default_factory=lambda: f"test-{secrets.token_hex(8)}")
     peers: list[PeerProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _running.append(self)
 
     def __call__(
         self,
@@ -116,6 +141,7 @@ class PeerStarter:
         return peer
 
     def stop_all(self) -> None:
+        _running.remove(self)
         for peer in self.peers:
             if peer.process.poll() is None:
                 peer.process.send_signal(signal.SIGINT)

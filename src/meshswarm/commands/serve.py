@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import json
 import signal
@@ -22,7 +23,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
-    """Run the peer until a signal. Returns the exit code."""
+    """Run the peer until a signal. Returns the exit code.
+
+    Where there is SIGUSR1, it makes the process say on stderr what each of its threads is doing; a crash does too.
+    """
+    faulthandler.enable()
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)
     show = _print_json if as_json else tell
     run_in_loop(_serve(settings, show))
     show({"event": "stopped"})

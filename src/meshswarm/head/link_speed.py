@@ -17,6 +17,7 @@ from meshswarm.head.chunking import Pace, prompt_s, with_links
 MEMORY = 4
 """Prompts after which a link that became slower is believed to be."""
 _PRECISION = 0.01
+_NOTHING = 1e-4  # of all that a link could take at most: less is none, and is not searched for
 
 
 class LinkSpeed:
@@ -43,9 +44,12 @@ def _row_s(seconds: float, n_rows: int, size: int, route: Sequence[Pace]) -> flo
     def took(row_s: float) -> float:
         return prompt_s(n_rows, size, with_links(route, row_s))
 
-    low, high = 0.0, seconds / n_rows  # a link alone would take as long at `high`
-    if took(low) >= seconds:
+    high = seconds / n_rows  # a link alone would take as long
+    least = _NOTHING * high
+    # A link that is there takes a frame's time, however fast: from none to the fastest there is a leap.
+    if took(least) >= seconds:
         return 0.0
+    low = least
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if took(middle) < seconds else (low, middle)
