@@ -8,8 +8,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "meshswarm.stage._tap",
-            sources=["src/meshswarm/stage/tap.c"],
+            "meshswarm.stage.engine._tap",
+            sources=["src/meshswarm/stage/engine/tap.c"],
             py_limited_api=True,
             optional=True,
         )

@@ -30,11 +30,27 @@ LAYERS = (
     ("__main__",),
 )
 """Lowest first. A room imports what is below it, and nothing beside it."""
-HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
+STAGE_LAYERS = (
+    ("families",),
+    ("engine",),
+    ("sessions", "slices"),
+    ("sizes",),
+    ("proving",),
+    ("loading", "owner_first"),
+    ("owner_watch",),
+)
+"""The same within the largest room."""
 
 
-def rooms_imported(source: str) -> Iterator[tuple[int, str]]:
-    """(line, room) of every import of this package, at the top of the file or within a function."""
+def heights(layers: tuple[tuple[str, ...], ...]) -> dict[str, int]:
+    return {room: height for height, rooms in enumerate(layers) for room in rooms}
+
+
+HEIGHT = heights(LAYERS)
+
+
+def rooms_imported(source: str, package: str = "meshswarm") -> Iterator[tuple[int, str]]:
+    """(line, room) of every import of `package`, at the top of the file or within a function."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -44,34 +60,44 @@ def rooms_imported(source: str) -> Iterator[tuple[int, str]]:
         else:
             continue
         for name in names:
-            parts = name.split(".")
-            if parts[0] == "meshswarm" and len(parts) > 1 and parts[1] != "__version__":
-                yield node.lineno, parts[1]
+            if name.startswith(f"{package}.") and name != "meshswarm.__version__":
+                yield node.lineno, name.removeprefix(f"{package}.").split(".")[0]
 
 
-def wrong_imports(room: str, source: str) -> list[tuple[int, str]]:
+def wrong_imports(
+    room: str, source: str, package: str = "meshswarm", height: dict[str, int] = HEIGHT
+) -> list[tuple[int, str]]:
     """(line, room) of every import that does not point down."""
     return [
         (line, imported)
-        for line, imported in rooms_imported(source)
-        if imported != room and HEIGHT[imported] >= HEIGHT[room]
+        for line, imported in rooms_imported(source, package)
+        if imported != room and height[imported] >= height[room]
     ]
 
 
-def test_every_room_has_its_place() -> None:
-    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert rooms - {"__init__"} == set(HEIGHT)
+def rooms_of(folder: Path) -> set[str]:
+    inside = (path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
+    return {path.stem for path in inside} - {"__init__"}
 
 
-def test_imports_point_down() -> None:
+@pytest.mark.parametrize(("folder", "layers"), [(PACKAGE, LAYERS), (PACKAGE / "stage", STAGE_LAYERS)])
+def test_every_room_has_its_place(folder: Path, layers: tuple[tuple[str, ...], ...]) -> None:
+    assert rooms_of(folder) == set(heights(layers))
+
+
+@pytest.mark.parametrize(
+    ("folder", "layers", "package"),
+    [(PACKAGE, LAYERS, "meshswarm"), (PACKAGE / "stage", STAGE_LAYERS, "meshswarm.stage")],
+)
+def test_imports_point_down(folder: Path, layers: tuple[tuple[str, ...], ...], package: str) -> None:
     wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        inside = path.relative_to(PACKAGE)
+    for path in sorted(folder.rglob("*.py")):
+        inside = path.relative_to(folder)
         room = inside.parts[0].removesuffix(".py")
         if room != "__init__":
             wrong += [
-                f"src/meshswarm/{inside}:{line} imports {imported}"
-                for line, imported in wrong_imports(room, path.read_text(encoding="utf-8"))
+                f"src/meshswarm/{path.relative_to(PACKAGE)}:{line} imports {imported}"
+                for line, imported in wrong_imports(room, path.read_text(encoding="utf-8"), package, heights(layers))
             ]
     assert not wrong, "imports that do not point down:\n" + "\n".join(wrong)
 
@@ -98,5 +124,5 @@ def test_the_document_lists_the_rooms_in_this_order() -> None:
     rows = re.findall(r"^\| (`.*?) \|", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
     listed = [name.strip("`/").removesuffix(".py") for row in rows for name in row.split(", ")]
     assert set(listed) == set(HEIGHT) - {"__main__"}
-    heights = [HEIGHT[name] for name in listed]
-    assert heights == sorted(heights, reverse=True)
+    in_order = [HEIGHT[name] for name in listed]
+    assert in_order == sorted(in_order, reverse=True)

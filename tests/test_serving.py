@@ -16,11 +16,11 @@ from meshswarm.dht.records import WHOLE_ONLY, CoverageRecord
 from meshswarm.identity import Identity
 from meshswarm.serving import Serving, ServingSettings, Surroundings
 from meshswarm.span import Span
-from meshswarm.stage.benchmark import Speed
-from meshswarm.stage.devices import ON_CPU
-from meshswarm.stage.engine_memory import EngineMemory
+from meshswarm.stage.engine.benchmark import Speed
+from meshswarm.stage.engine.devices import ON_CPU
+from meshswarm.stage.engine.memory import EngineMemory
 from meshswarm.stage.owner_first import Reading
-from meshswarm.stage.served_session import Served
+from meshswarm.stage.sessions.served_session import Served
 from meshswarm.tasks import Tasks
 
 MODEL = ModelInfo(bytes(32), "tiny", "llama", "f32", 4, 64, 32, 128, (1000,), 100, True)

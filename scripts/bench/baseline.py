@@ -23,7 +23,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from meshswarm.stage.llama import context_params, model_params, start_llama
+from meshswarm.stage.engine.llama import context_params, model_params, start_llama
 
 N_CTX = 4096
 MAX_ROWS = 512

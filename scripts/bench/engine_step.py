@@ -23,10 +23,10 @@ from llama_cpp import llama_cpp as llama
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.span import Span
-from meshswarm.stage.engine import Job, JobResult, SpanEngine
-from meshswarm.stage.llama import context_params, model_params, start_llama
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.engine.engine import Job, JobResult, SpanEngine
+from meshswarm.stage.engine.llama import context_params, model_params, start_llama
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.slices.slicing import write_slice
 
 N_LAYERS, N_CTX = 30, 1024
 SPANS = (Span(10, 20), Span(20, 30))  # a first span's bare graph would run through an output head that it lacks

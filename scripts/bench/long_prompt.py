@@ -26,7 +26,7 @@ from streams import TEXT
 
 from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
-from meshswarm.stage.slices import Slices
+from meshswarm.stage.slices.store import Slices
 
 LEAST_SPEED_UP = 1.7
 CHUNKS = (32, 48, 64, 128, 256)

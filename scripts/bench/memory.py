@@ -19,8 +19,8 @@ from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, machi
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
-from meshswarm.stage.memory import kv_bytes_per_layer
-from meshswarm.stage.slices import Slices
+from meshswarm.stage.sizes.memory import kv_bytes_per_layer
+from meshswarm.stage.slices.store import Slices
 
 ALLOWED_MB = 160.0
 MB = 1e6

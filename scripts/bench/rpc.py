@@ -35,7 +35,7 @@ from rpc_build import RpcTools, rpc_tools
 from split_tpot import PROMPT
 
 from meshswarm.span import Span
-from meshswarm.stage.llama import model_params
+from meshswarm.stage.engine.llama import model_params
 
 LEAST_SPEED_UP = 1.5
 PROMISED_AT_MS = (20.0, 50.0)

@@ -17,8 +17,8 @@ import numpy as np
 
 from meshswarm.commands.serve import run_in_loop
 from meshswarm.span import Span
-from meshswarm.stage.engine import Job, JobResult, SpanEngine
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.engine import Job, JobResult, SpanEngine
+from meshswarm.stage.engine.profile import Profile
 
 N_CTX = 4095
 

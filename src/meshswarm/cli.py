@@ -21,7 +21,7 @@ from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, WireCho
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.identity import Identity, PeerId
-from meshswarm.stage.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
+from meshswarm.stage.engine.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -38,11 +38,11 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.span import missing_layers
-from meshswarm.stage.activation_log import ActivationLog, LogLimits
-from meshswarm.stage.sent_rows import SentRows
-from meshswarm.stage.server import SpanServer
-from meshswarm.stage.slices import Slices
-from meshswarm.stage.wire_proofs import WireProofs
+from meshswarm.stage.proving.wire_proofs import WireProofs
+from meshswarm.stage.sessions.activation_log import ActivationLog, LogLimits
+from meshswarm.stage.sessions.sent_rows import SentRows
+from meshswarm.stage.sessions.server import SpanServer
+from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks
 
 DRAIN_S = 3.0

@@ -25,17 +25,17 @@ from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.choice import Choice, Limits, choose
 from meshswarm.span import Span
-from meshswarm.stage.devices import Device, list_devices, memory_beside
-from meshswarm.stage.engine_memory import room
+from meshswarm.stage.engine.devices import Device, list_devices, memory_beside
+from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions, LoadMode
+from meshswarm.stage.engine.memory import room
 from meshswarm.stage.families.cuts import legal_cuts
-from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions, LoadMode
 from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
-from meshswarm.stage.memory import Load, MemoryModel
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.owner_first import AT_EASE, Mode, OwnerFirst, Standing
 from meshswarm.stage.owner_watch import LoadMeter
-from meshswarm.stage.server import Served, SpanServer
-from meshswarm.stage.slices import Slices
+from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.sessions.server import Served, SpanServer
+from meshswarm.stage.sizes.memory import Load, MemoryModel
+from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks
 
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps

@@ -17,7 +17,7 @@ from meshswarm.api.completions import read_completion
 from meshswarm.api.failure import failure_of
 from meshswarm.errors import RequestError
 from meshswarm.head.request import Speculation
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

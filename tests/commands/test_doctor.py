@@ -10,8 +10,8 @@ import pytest
 from meshswarm.commands import doctor
 from meshswarm.commands.doctor import Finding, Verdict, examine
 from meshswarm.config import Home
-from meshswarm.stage import devices
-from meshswarm.stage.devices import Device, DeviceKind
+from meshswarm.stage.engine import devices
+from meshswarm.stage.engine.devices import Device, DeviceKind
 
 CPU = Device(0, "CPU", "a processor", "CPU", DeviceKind.CPU, 8 * 10**9, 16 * 10**9)
 CARD = Device(1, "CUDA0", "a card", "CUDA", DeviceKind.GPU, 20 * 10**9, 24 * 10**9)

@@ -11,15 +11,15 @@ from meshswarm.commands.model_facts import MemoryQuestion, describe, verify_mode
 from meshswarm.commands.show import show_facts, show_proof
 from meshswarm.config import Home, WireChoice
 from meshswarm.span import Span
-from meshswarm.stage import verify, wire_proofs
+from meshswarm.stage.engine.llama_options import parse_llama_options
 from meshswarm.stage.families import proofs
 from meshswarm.stage.families.cuts import IllegalCutError
-from meshswarm.stage.llama_options import parse_llama_options
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.proof_texts import PROOF_TEXTS
-from meshswarm.stage.slices import Slices
-from meshswarm.stage.verify import SplitDiffersError
-from meshswarm.stage.wire_proofs import WireProofs
+from meshswarm.stage.proving import verify, wire_proofs
+from meshswarm.stage.proving.texts import PROOF_TEXTS
+from meshswarm.stage.proving.verify import SplitDiffersError
+from meshswarm.stage.proving.wire_proofs import WireProofs
+from meshswarm.stage.sessions.messages import Dtype
+from meshswarm.stage.slices.store import Slices
 
 
 @pytest.fixture

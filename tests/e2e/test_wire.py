@@ -15,10 +15,10 @@ from meshswarm.artifacts.store import Store
 from meshswarm.commands import model_facts
 from meshswarm.config import Home
 from meshswarm.ledger.store import ReceiptStore
-from meshswarm.stage import verify
 from meshswarm.stage.families.proofs import CutProof, note
-from meshswarm.stage.proof_texts import PROOF_TEXTS
-from meshswarm.stage.wire_proofs import WireProofs
+from meshswarm.stage.proving import verify
+from meshswarm.stage.proving.texts import PROOF_TEXTS
+from meshswarm.stage.proving.wire_proofs import WireProofs
 
 QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 4}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from meshswarm.stage.engine import Job, JobResult, SpanEngine
-from meshswarm.stage.messages import Row
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.engine import Job, JobResult, SpanEngine
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.messages import Row
 
 
 class EngineRoute:

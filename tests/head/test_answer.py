@@ -14,7 +14,7 @@ from meshswarm.head.request import Finished, TextDelta
 from meshswarm.head.sampler import Sampler
 from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.head.text_stream import TextStream
-from meshswarm.stage.messages import Row
+from meshswarm.stage.sessions.messages import Row
 
 END = 0
 

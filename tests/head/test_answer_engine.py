@@ -18,7 +18,7 @@ from meshswarm.head.sampler import Sampler
 from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.head.text_stream import TextStream
 from meshswarm.span import Span
-from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.families.family import Rollback
 
 N_CTX = 255

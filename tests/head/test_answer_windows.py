@@ -24,7 +24,7 @@ from meshswarm.head.sampler import Sampler
 from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.head.speculation import MAX_WINDOW, Learned, WindowChooser
 from meshswarm.head.text_stream import TextStream
-from meshswarm.stage.messages import Row
+from meshswarm.stage.sessions.messages import Row
 
 END = 0
 N_VOCAB = 12

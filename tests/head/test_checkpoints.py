@@ -14,9 +14,9 @@ from tests.stage.tiny_models import N_VOCAB
 from meshswarm.errors import RemoteError
 from meshswarm.head.chunking import TAIL_ROWS
 from meshswarm.head.session_actions import Origin
-from meshswarm.stage.checkpoints import MAX_CHECKPOINTS
+from meshswarm.stage.engine.checkpoints import MAX_CHECKPOINTS
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.profile import Profile
 
 PROMPT = [(7 * n * n + 3) % N_VOCAB for n in range(48)]  # one step in either profile, but for its tail
 REWRITTEN = [*PROMPT[:-3], 3, 1, 4, 1]

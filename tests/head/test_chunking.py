@@ -15,8 +15,8 @@ from meshswarm.head.chunking import (
     cut_prompt,
     prompt_s,
 )
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
-from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
+from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile
+from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
 
 # 24 layers of a 1B model on one core: about 10 ms a row, and a decode row costs three times a prefill row
 PACE = Pace(row_s=0.010, step_s=0.020)

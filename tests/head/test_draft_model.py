@@ -25,8 +25,8 @@ from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.head.speculation import Learned, WindowChooser
 from meshswarm.head.text_stream import TextStream
 from meshswarm.head.vocabulary import Vocabulary
-from meshswarm.stage.engine import Job, SpanEngine
-from meshswarm.stage.slices import Slices
+from meshswarm.stage.engine.engine import Job, SpanEngine
+from meshswarm.stage.slices.store import Slices
 
 N_CTX = 255
 PROMPT = "The capital of France is Paris. The capital of Italy is"

@@ -19,7 +19,7 @@ from meshswarm.errors import RemoteError
 from meshswarm.head.session_actions import Origin
 from meshswarm.ledger.receipt import Outcome
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import Dtype
+from meshswarm.stage.sessions.messages import Dtype
 
 PROMPT = [(7 * n * n + 3) % N_VOCAB for n in range(40)]
 FAMILIES_TO_TRY = ["llama", "deepseek4", "qwen35"]  # plain; wider rows with tokens beside them; a running state

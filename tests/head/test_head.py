@@ -14,7 +14,7 @@ from meshswarm.head.head import Head
 from meshswarm.head.models import Voice
 from meshswarm.head.request import GenerationRequest
 from meshswarm.head.sampling_params import SamplingParams
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
 
 CARD = ModelCard(bytes(32), "tiny", "llama", "q4_k", 4, (1000,), 100, 512, 8, 32)
 

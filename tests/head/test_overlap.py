@@ -21,9 +21,9 @@ from meshswarm.head.session import HeadSession
 from meshswarm.head.session_actions import Action, Hop, Rows, Terms, ToSpan
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import Span
-from meshswarm.stage.messages import Message, Open, Opened, Row, Step
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.session import Forward, Reply, SpanSession
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.messages import Message, Open, Opened, Row, Step
+from meshswarm.stage.sessions.session import Forward, Reply, SpanSession
 
 WIDTH = 2048  # rows of 8 KB
 ROW = Row(np.array([7], "<i4").tobytes(), np.array([1.0], "<f4").tobytes(), -1.0)

@@ -25,7 +25,8 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
 from meshswarm.span import Span
-from meshswarm.stage.messages import (
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.messages import (
     MAX_FRAME_BYTES,
     SESSION_STREAM,
     Cancel,
@@ -38,8 +39,7 @@ from meshswarm.stage.messages import (
     Result,
     Row,
 )
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.wire import decode, encode
+from meshswarm.stage.sessions.wire import decode, encode
 
 Answers = Callable[[Message], list[Message]]
 

@@ -24,7 +24,9 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
 from meshswarm.span import Span
-from meshswarm.stage.messages import (
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.proving.wire_proofs import Wire
+from meshswarm.stage.sessions.messages import (
     MAX_FRAME_BYTES,
     SESSION_STREAM,
     Dtype,
@@ -36,9 +38,7 @@ from meshswarm.stage.messages import (
     Refused,
     Waiting,
 )
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.wire import decode, encode
-from meshswarm.stage.wire_proofs import Wire
+from meshswarm.stage.sessions.wire import decode, encode
 
 CARD = ModelCard(bytes(32), "tiny", "llama", "f32", 4, (1000,), 100, 512, 8, 32)
 NEEDS = Needs(CARD, n_prompt=4, max_tokens=8, profile=Profile.FAST, temperature=0.0, top_k=1)

@@ -29,8 +29,9 @@ from meshswarm.head.session_actions import (
 )
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import Span
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import (
+from meshswarm.stage.sessions.messages import (
     Cancel,
     Close,
     Counters,
@@ -50,8 +51,7 @@ from meshswarm.stage.messages import (
     Step,
     Waiting,
 )
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.session import Forward, Reply, SpanSession
+from meshswarm.stage.sessions.session import Forward, Reply, SpanSession
 
 N_EMBD = 4
 OPENED = Opened("cpu", 512, bytes(32))

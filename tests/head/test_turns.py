@@ -22,8 +22,8 @@ from meshswarm.head.request import Event, Finished, GenerationRequest, Queued, S
 from meshswarm.head.routes import Routes
 from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.ledger.receipt import Outcome
-from meshswarm.stage.messages import RefusalReason, Refused
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.messages import RefusalReason, Refused
 
 PROMPT = [(7 * n * n + 3) % N_VOCAB for n in range(100)]
 

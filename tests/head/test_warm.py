@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from meshswarm.head.history import History
 from meshswarm.head.warm import MAX_CUT_OFF, MAX_WARM, MAX_WARM_S, MIN_TAKEN_OVER, Likeness, WarmSessions
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.sessions.messages import Dtype
 
 LIKE = Likeness(bytes(32), Profile.FAST, Dtype.F32)
 SYSTEM = list(range(1000, 1200))

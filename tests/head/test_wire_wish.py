@@ -11,8 +11,8 @@ from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.config import WireChoice
 from meshswarm.head.wire_wish import WireWish
 from meshswarm.stage.families.proofs import installed_build
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.wire_proofs import F32_WIRE, Divergence, DtypeResult, Wire, WireProof, WireProofs
+from meshswarm.stage.proving.wire_proofs import F32_WIRE, Divergence, DtypeResult, Wire, WireProof, WireProofs
+from meshswarm.stage.sessions.messages import Dtype
 
 NOISE = Divergence(0.97, 0.003, 0.02)
 

@@ -26,16 +26,16 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.span import Span
-from meshswarm.stage.activation_log import ActivationLog, LogLimits
-from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.cuts import legal_cuts
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.messages import MAX_TOP_K, Dtype, Row
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.sent_rows import SentRows
-from meshswarm.stage.server import Served, SpanServer
-from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.sessions.activation_log import ActivationLog, LogLimits
+from meshswarm.stage.sessions.messages import MAX_TOP_K, Dtype, Row
+from meshswarm.stage.sessions.sent_rows import SentRows
+from meshswarm.stage.sessions.server import Served, SpanServer
+from meshswarm.stage.slices.slicing import write_slice
 from meshswarm.tasks import Tasks
 
 N_CTX = 255

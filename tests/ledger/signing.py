@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshswarm.identity import Identity
 from meshswarm.ledger.receipt import MAX_INTEGER, Claim, Engagement, Receipt, numclass_tag
 from meshswarm.span import Span
-from meshswarm.stage.messages import Counters
+from meshswarm.stage.sessions.messages import Counters
 
 PROVIDER, CONSUMER, STRANGER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 NUMCLASS = numclass_tag("llama.cpp 0.3.36 cpu avx2")

@@ -25,7 +25,7 @@ from meshswarm.ledger.receipt import (
     seal,
 )
 from meshswarm.span import Span
-from meshswarm.stage.messages import Counters
+from meshswarm.stage.sessions.messages import Counters
 
 Values = list[Any]
 

@@ -26,7 +26,7 @@ from meshswarm.ledger.store import (
     ReceiptStore,
     ReceiptWriter,
 )
-from meshswarm.stage.messages import Counters
+from meshswarm.stage.sessions.messages import Counters
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import OutOfMemoryError
 from meshswarm.routing.choice import Choice, Limits, choose
 from meshswarm.span import Span
-from meshswarm.stage.engine_memory import Room
-from meshswarm.stage.memory import PROCESS_BYTES, Load, MemoryModel
+from meshswarm.stage.engine.memory import Room
+from meshswarm.stage.sizes.memory import PROCESS_BYTES, Load, MemoryModel
 
 LOAD = Load(n_ctx=4095, n_sessions=64)
 PLENTY = 1 << 40

@@ -10,7 +10,7 @@ from tests.stage.tiny_models import write_tiny
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span, missing_layers
-from meshswarm.stage.memory import Load, MemoryModel
+from meshswarm.stage.sizes.memory import Load, MemoryModel
 
 LOAD = Load(n_ctx=1023, n_sessions=4)
 

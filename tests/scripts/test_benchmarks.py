@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from meshswarm.artifacts.gguf import check_tokenizer, parse_header, read_header
-from meshswarm.stage.profile import exact_obstacle
+from meshswarm.stage.engine.profile import exact_obstacle
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 COMPARISONS = ("streams", "long_prompt", "speculation", "second_turn", "rpc")

@@ -10,8 +10,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from meshswarm.stage.engine import Job, SpanEngine
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.engine import Job, SpanEngine
+from meshswarm.stage.engine.profile import Profile
 
 
 def job(slot: int, pos0: int, stop_layer: int, **changes: object) -> Job:

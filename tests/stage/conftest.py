@@ -12,8 +12,8 @@ from tests.stage.staged import SPAN, Stage, staged
 from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
-from meshswarm.stage.slices import Slices
-from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.slices.slicing import write_slice
+from meshswarm.stage.slices.store import Slices
 
 Cut = Callable[..., Path]
 

@@ -24,12 +24,12 @@ from tests.stage.unsplit import Unsplit
 
 from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.span import Span
-from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 from meshswarm.stage.families.cuts import legal_cuts
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
-from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.slices.slicing import write_slice
 
 N_CTX = 255
 LONG_ANSWER, SHORT_ANSWER = 64, 4

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshswarm.artifacts.gguf import read_header
-from meshswarm.stage.attention import with_attention
-from meshswarm.stage.devices import ON_CPU
-from meshswarm.stage.engine_memory import EngineMemory
-from meshswarm.stage.kv_layers import session_cells
-from meshswarm.stage.llama import foreseen_memory
-from meshswarm.stage.llama_options import LlamaOptions
-from meshswarm.stage.memory import Load
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.engine.attention import with_attention
+from meshswarm.stage.engine.devices import ON_CPU
+from meshswarm.stage.engine.kv_layers import session_cells
+from meshswarm.stage.engine.llama import foreseen_memory
+from meshswarm.stage.engine.llama_options import LlamaOptions
+from meshswarm.stage.engine.memory import EngineMemory
+from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.sizes.memory import Load
 
 PRECISION = 50_000
 """The log rounds each of a model's few buffers to 0.01 MiB."""

@@ -20,9 +20,10 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
 from meshswarm.span import Span
-from meshswarm.stage.activation_log import ActivationLog, LogLimits
-from meshswarm.stage.engine import SpanEngine
-from meshswarm.stage.messages import (
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.activation_log import ActivationLog, LogLimits
+from meshswarm.stage.sessions.messages import (
     HOP_STREAM,
     MAX_FRAME_BYTES,
     SESSION_STREAM,
@@ -38,10 +39,9 @@ from meshswarm.stage.messages import (
     Returns,
     Step,
 )
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.sent_rows import SentRows
-from meshswarm.stage.server import Served, SpanServer
-from meshswarm.stage.wire import decode, encode
+from meshswarm.stage.sessions.sent_rows import SentRows
+from meshswarm.stage.sessions.server import Served, SpanServer
+from meshswarm.stage.sessions.wire import decode, encode
 
 SPAN = Span(20, 30)
 N_CTX = 100

@@ -15,8 +15,8 @@ from llama_cpp import _ctypes_extensions
 from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
-from meshswarm.stage.llama import MAX_SLOTS, LlamaSpan, context_params
-from meshswarm.stage.tap import Port
+from meshswarm.stage.engine.llama import MAX_SLOTS, LlamaSpan, context_params
+from meshswarm.stage.engine.tap import Port
 
 
 def ggml() -> ctypes.CDLL:

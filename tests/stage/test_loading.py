@@ -12,11 +12,11 @@ from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage import loading
-from meshswarm.stage.devices import Device, DeviceKind
-from meshswarm.stage.engine import SpanEngine
-from meshswarm.stage.llama_options import DEFAULT_OPTIONS, KvType, LlamaOptions, parse_llama_options
+from meshswarm.stage.engine.devices import Device, DeviceKind
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, KvType, LlamaOptions, parse_llama_options
 from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
-from meshswarm.stage.slices import SliceFile
+from meshswarm.stage.slices.store import SliceFile
 
 CARD = Device(1, "CUDA0", "a card", "CUDA", DeviceKind.GPU, 24 * 10**9, 24 * 10**9)
 

@@ -16,9 +16,9 @@ from tests.stage.unsplit import Unsplit
 
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.span import Span
-from meshswarm.stage.engine import SpanEngine
-from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
-from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile
+from meshswarm.stage.slices.slicing import write_slice
 
 N_LAYERS = 30
 N_CTX = 512

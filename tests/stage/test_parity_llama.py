@@ -22,8 +22,8 @@ from tests.stage.llama_models import HEADS, KV_HEADS, N_LAYERS, N_VOCAB, TinyLla
 from tests.stage.unsplit import Unsplit
 
 from meshswarm.span import Span
-from meshswarm.stage.engine import EngineInputError, SpanEngine
-from meshswarm.stage.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
+from meshswarm.stage.engine.engine import EngineInputError, SpanEngine
+from meshswarm.stage.engine.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile
 
 N_CTX = 128
 PROMPT = [(7 * n * n + 13 * n + 11) % N_VOCAB for n in range(70)]

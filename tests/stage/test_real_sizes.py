@@ -10,9 +10,9 @@ from tests.stage.real_sizes import REAL_SIZES, RealSize
 
 from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters, read_header
 from meshswarm.span import Span
-from meshswarm.stage.memory import Load, MemoryModel
-from meshswarm.stage.memory_plan import plan_memory
-from meshswarm.stage.slicing import slice_bytes
+from meshswarm.stage.sizes.memory import Load, MemoryModel
+from meshswarm.stage.sizes.plan import plan_memory
+from meshswarm.stage.slices.slicing import slice_bytes
 
 GB = 10**9
 LOAD = Load(n_ctx=8191, n_sessions=4)

@@ -22,7 +22,7 @@ from llama_cpp import _ctypes_extensions
 from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
-from meshswarm.stage.llama import start_llama
+from meshswarm.stage.engine.llama import start_llama
 
 _MATRICES = re.compile(
     r"(token_embd|output|blk\.\d+\.(attn_|ffn_|ssm_(in|out)|shortconv\.(in|out)_proj|nextn\.)).*weight"

@@ -15,8 +15,8 @@ import numpy as np
 from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
+from meshswarm.stage.engine.llama import model_params, start_llama
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.llama import model_params, start_llama
 
 
 class Unsplit:

@@ -13,7 +13,7 @@ from tests.stage.family_parity import Proof, Row, differences, route
 from tests.stage.tiny_models import write_tiny
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
 
 
 @dataclass(frozen=True)

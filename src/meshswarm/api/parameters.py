@@ -16,7 +16,7 @@ from meshswarm.api.failure import shown
 from meshswarm.errors import RequestError
 from meshswarm.head.request import Speculation
 from meshswarm.head.sampling_params import SamplingParams
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
 
 BUILT = frozenset(
     {

@@ -10,10 +10,10 @@ from meshswarm.artifacts.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import Home
 from meshswarm.span import Span
-from meshswarm.stage.engine import SpanEngine
-from meshswarm.stage.llama_options import LlamaOptions
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.llama_options import LlamaOptions
 from meshswarm.stage.loading import Wants, load_engine
-from meshswarm.stage.slices import Slices
+from meshswarm.stage.slices.store import Slices
 
 BUDGET_S = 1.0  # for each of the figures
 N_CTX = 255

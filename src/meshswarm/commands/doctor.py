@@ -72,7 +72,7 @@ def _program(_home: Home) -> Iterator[Finding]:
 def _engine(_home: Home) -> Iterator[Finding]:
     import llama_cpp
 
-    from meshswarm.stage.tap import native_available
+    from meshswarm.stage.engine.tap import native_available
 
     yield Finding("llama.cpp", Verdict.OK, f"llama-cpp-python {llama_cpp.__version__}")
     if native_available():
@@ -87,7 +87,7 @@ def _engine(_home: Home) -> Iterator[Finding]:
 
 
 def _devices(_home: Home) -> Iterator[Finding]:
-    from meshswarm.stage.devices import DeviceKind, gpus, list_devices
+    from meshswarm.stage.engine.devices import DeviceKind, gpus, list_devices
 
     devices = list_devices()
     chosen = gpus(devices)
@@ -122,7 +122,7 @@ def _without_gpu() -> Finding:
 
 
 def _machine(home: Home) -> Iterator[Finding]:
-    from meshswarm.stage.threads import candidate_counts, usable_cpus
+    from meshswarm.stage.engine.threads import candidate_counts, usable_cpus
 
     most = candidate_counts(usable_cpus())[0]
     threads = "1 thread computes" if most == 1 else f"up to {most} threads compute"

@@ -13,19 +13,19 @@ from meshswarm.artifacts.store import Store
 from meshswarm.config import Home
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.span import Span
-from meshswarm.stage.engine_memory import room
+from meshswarm.stage.engine.llama import numclass
+from meshswarm.stage.engine.llama_options import LlamaOptions
+from meshswarm.stage.engine.memory import room
 from meshswarm.stage.families.cuts import legal_cuts
 from meshswarm.stage.families.proofs import CutProof, Proofs, installed_build, note
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.llama import numclass
-from meshswarm.stage.llama_options import LlamaOptions
-from meshswarm.stage.memory import PROCESS_BYTES, Load, MemoryModel, SpanMemory
-from meshswarm.stage.memory_plan import MemoryPlan, plan_memory
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.proof_texts import PROOF_TEXTS
-from meshswarm.stage.rows_codec import row_bytes
-from meshswarm.stage.verify import Material, SplitDiffersError, verify
-from meshswarm.stage.wire_proofs import WireProofs
+from meshswarm.stage.proving.texts import PROOF_TEXTS
+from meshswarm.stage.proving.verify import Material, SplitDiffersError, verify
+from meshswarm.stage.proving.wire_proofs import WireProofs
+from meshswarm.stage.sessions.messages import Dtype
+from meshswarm.stage.sessions.rows_codec import row_bytes
+from meshswarm.stage.sizes.memory import PROCESS_BYTES, Load, MemoryModel, SpanMemory
+from meshswarm.stage.sizes.plan import MemoryPlan, plan_memory
 
 _DEFAULT_OPTIONS = LlamaOptions()
 

@@ -27,8 +27,8 @@ from meshswarm.head.lookahead import Lookahead
 from meshswarm.head.request import Finished, TextDelta, Timings, Usage
 from meshswarm.head.sampler import NeedFullRow, Sampler
 from meshswarm.head.text_stream import TextStream
-from meshswarm.stage.engine import TopK
-from meshswarm.stage.messages import Row
+from meshswarm.stage.engine.engine import TopK
+from meshswarm.stage.sessions.messages import Row
 
 TEXT_DELAY_S = 0.001  # by then the engine's thread is inside llama.cpp, which needs no interpreter
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
-from meshswarm.stage.profile import EXACT_MAX_ROWS, Profile
+from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile
+from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
 
 MIN_CHUNK_ROWS = 32
 CHUNK_MULTIPLE = 16

@@ -20,10 +20,10 @@ from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
-from meshswarm.stage.engine import Job, JobResult, SpanEngine
+from meshswarm.stage.engine.engine import Job, JobResult, SpanEngine
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.slices import Slices
+from meshswarm.stage.slices.store import Slices
 
 MAX_SESSIONS = 4
 """Answers that have drafts of a model at the same time; further ones go without."""

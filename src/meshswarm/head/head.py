@@ -45,10 +45,10 @@ from meshswarm.head.speculation import LearnedRoutes, WindowChooser
 from meshswarm.head.text_stream import TextStream
 from meshswarm.head.warm import Found, Likeness, WarmSessions
 from meshswarm.head.wire_wish import WireWish
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import Dtype, Opened
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.wire_proofs import F32_WIRE
+from meshswarm.stage.proving.wire_proofs import F32_WIRE
+from meshswarm.stage.sessions.messages import Dtype, Opened
 from meshswarm.tasks import Tasks
 
 MAX_WAIT_S = 60.0  # in line for room; then the client is told to come back

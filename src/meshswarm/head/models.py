@@ -27,7 +27,7 @@ from meshswarm.head.template import ChatTemplate
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.span import Span, missing_layers
-from meshswarm.stage.profile import exact_obstacle
+from meshswarm.stage.engine.profile import exact_obstacle
 
 
 class Voice:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from meshswarm.head.chunking import Pace, chunk_rows, cut_prompt, max_chunk_rows, with_links
 from meshswarm.head.history import History
-from meshswarm.stage.messages import MAX_DRAFT, Dtype, Flag, RowHash, Step
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.session import Work
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.messages import MAX_DRAFT, Dtype, Flag, RowHash, Step
+from meshswarm.stage.sessions.session import Work
 
 
 class Outbox:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from meshswarm.head.sampling_params import SamplingParams
 from meshswarm.span import Span
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

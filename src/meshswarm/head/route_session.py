@@ -31,8 +31,8 @@ from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import MAX_FRAME_BYTES, SESSION_STREAM, Opened, ReceiptAck, Row
-from meshswarm.stage.wire import decode, encode
+from meshswarm.stage.sessions.messages import MAX_FRAME_BYTES, SESSION_STREAM, Opened, ReceiptAck, Row
+from meshswarm.stage.sessions.wire import decode, encode
 
 
 class Listener(Protocol):

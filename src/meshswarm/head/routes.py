@@ -35,10 +35,10 @@ from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.planner import Route, plan_routes
 from meshswarm.span import Span
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.messages import SESSION_ID_BYTES
-from meshswarm.stage.profile import Profile
-from meshswarm.stage.wire_proofs import F32_WIRE, Wire
+from meshswarm.stage.proving.wire_proofs import F32_WIRE, Wire
+from meshswarm.stage.sessions.messages import SESSION_ID_BYTES
 
 ROUTE_ATTEMPTS = 8
 MAX_LINKS = 256  # routes whose links are remembered

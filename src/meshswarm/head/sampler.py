@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from meshswarm.errors import RemoteProtocolError, RequestError
 from meshswarm.head.sampling_params import SamplingParams
-from meshswarm.stage.messages import MAX_TOP_K
+from meshswarm.stage.sessions.messages import MAX_TOP_K
 
 __all__ = ["NeedFullRow", "Sampler", "SamplingParams", "Token", "TopRow", "unit_draw"]
 

@@ -34,7 +34,7 @@ from meshswarm.head.session_actions import (
 )
 from meshswarm.identity import PeerId
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import (
+from meshswarm.stage.sessions.messages import (
     Cancel,
     Close,
     Counters,
@@ -57,8 +57,8 @@ from meshswarm.stage.messages import (
     Step,
     Waiting,
 )
-from meshswarm.stage.rows_codec import row_bytes
-from meshswarm.stage.session import rows_bytes
+from meshswarm.stage.sessions.rows_codec import row_bytes
+from meshswarm.stage.sessions.session import rows_bytes
 
 OPEN_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0  # no result and no credit for so long while rows are under way: somebody is stuck, not dead

@@ -9,8 +9,8 @@ from meshswarm.errors import MeshswarmError
 from meshswarm.head.history import History
 from meshswarm.identity import PeerId
 from meshswarm.span import Span
-from meshswarm.stage.messages import Dtype, Message, Opened, Row
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
+from meshswarm.stage.sessions.messages import Dtype, Message, Opened, Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from llama_cpp import llama_cpp as llama
 from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.errors import ArtifactError, RequestError
 from meshswarm.head.vocabulary_file import vocabulary_file
-from meshswarm.stage.llama import model_params, start_llama
+from meshswarm.stage.engine.llama import model_params, start_llama
 
 MAX_TEXT_BYTES = 4 << 20
 _SHALLOW_TEXT_BYTES = 1024

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from meshswarm.head.history import History
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.family import Rollback
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.sessions.messages import Dtype
 
 MAX_WARM = 8
 MAX_WARM_S = 600.0

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.config import WireChoice
-from meshswarm.stage.messages import Dtype
-from meshswarm.stage.wire_proofs import F32_WIRE, Wire, WireProofs
+from meshswarm.stage.proving.wire_proofs import F32_WIRE, Wire, WireProofs
+from meshswarm.stage.sessions.messages import Dtype
 
 
 class WireWish:

@@ -13,8 +13,8 @@ from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.receipt import Claim, Engagement, Receipt, numclass_tag
 from meshswarm.ledger.store import ReceiptWriter
 from meshswarm.span import Span
-from meshswarm.stage.messages import Counters
-from meshswarm.stage.session import SpanSession
+from meshswarm.stage.sessions.messages import Counters
+from meshswarm.stage.sessions.session import SpanSession
 
 
 class Bookkeeper:

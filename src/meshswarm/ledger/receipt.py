@@ -21,7 +21,7 @@ import msgpack
 from meshswarm.errors import LocalError, RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.span import Span
-from meshswarm.stage.messages import SESSION_ID_BYTES, Counters
+from meshswarm.stage.sessions.messages import SESSION_ID_BYTES, Counters
 
 VERSION = 1
 CLAIM_DOMAIN = "receipt"

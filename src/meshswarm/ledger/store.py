@@ -21,7 +21,7 @@ from pathlib import Path
 from meshswarm.errors import LocalError, MeshswarmError
 from meshswarm.identity import PeerId
 from meshswarm.ledger.receipt import Ack, Claim, Outcome, Receipt, ReceiptError, seal
-from meshswarm.stage.messages import Counters
+from meshswarm.stage.sessions.messages import Counters
 
 APPLICATION_ID = 0x6D736C67  # "mslg": tells our file from somebody else's SQLite file
 SCHEMA_VERSION = 1

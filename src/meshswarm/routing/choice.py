@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from meshswarm.errors import OutOfMemoryError
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span
-from meshswarm.stage.engine_memory import Room, at_most, in_words, sessions_in_words
-from meshswarm.stage.kv_layers import CELLS_STEP
-from meshswarm.stage.memory import PROCESS_BYTES, MemoryModel
+from meshswarm.stage.engine.kv_layers import CELLS_STEP
+from meshswarm.stage.engine.memory import Room, at_most, in_words, sessions_in_words
+from meshswarm.stage.sizes.memory import PROCESS_BYTES, MemoryModel
 
 
 @dataclass(frozen=True, slots=True)

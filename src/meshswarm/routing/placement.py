@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meshswarm.span import Span
-from meshswarm.stage.memory import MemoryModel
-from meshswarm.stage.memory_plan import longest_span
+from meshswarm.stage.sizes.memory import MemoryModel
+from meshswarm.stage.sizes.plan import longest_span
 
 
 def choose_span(model: MemoryModel, memory_bytes: int, held: Iterable[Span]) -> Span | None:

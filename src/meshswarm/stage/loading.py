@@ -14,16 +14,16 @@ from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.artifacts.probe import engine_build
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
-from meshswarm.stage.devices import Device, Offload, gpus, list_devices, plan_offload
-from meshswarm.stage.engine import SpanEngine
+from meshswarm.stage.engine.devices import Device, Offload, gpus, list_devices, plan_offload
+from meshswarm.stage.engine.engine import SpanEngine
+from meshswarm.stage.engine.kv_layers import session_cells
+from meshswarm.stage.engine.llama import numclass
+from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.engine.threads import KeptThreads, ThreadTimes, candidate_counts, usable_cpus
 from meshswarm.stage.families.proofs import Proofs
-from meshswarm.stage.kv_layers import session_cells
-from meshswarm.stage.llama import numclass
-from meshswarm.stage.llama_options import DEFAULT_OPTIONS, LlamaOptions
-from meshswarm.stage.memory import Load, MemoryModel
-from meshswarm.stage.messages import MAX_ROWS_PER_STEP
-from meshswarm.stage.slices import SliceFile
-from meshswarm.stage.threads import KeptThreads, ThreadTimes, candidate_counts, usable_cpus
+from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.sizes.memory import Load, MemoryModel
+from meshswarm.stage.slices.store import SliceFile
 
 
 @dataclass(frozen=True, slots=True)

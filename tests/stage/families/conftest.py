@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshswarm.stage.engine import SpanEngine, Speed
+from meshswarm.stage.engine.engine import SpanEngine, Speed
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,13 +12,13 @@ from tests.stage.chain import Session
 from tests.stage.family_parity import Proof, Row, differences
 from tests.stage.tiny_models import TINY
 
-from meshswarm.stage import engine
-from meshswarm.stage.engine import EngineError
+from meshswarm.stage.engine import engine
+from meshswarm.stage.engine.engine import EngineError
+from meshswarm.stage.engine.llama import LlamaError
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families import cuts
 from meshswarm.stage.families.family import Pattern, Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.llama import LlamaError
-from meshswarm.stage.profile import Profile
 
 Wrong = Mapping[str, Callable[[Any], Any]]
 HALF_HEADS = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}

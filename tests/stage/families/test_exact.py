@@ -11,7 +11,7 @@ from tests.stage.family_parity import prompt_of
 from tests.stage.tiny_models import TINY, write_tiny
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.stage.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS
+from meshswarm.stage.engine.profile import EXACT_ENCODINGS, EXACT_MAX_ROWS
 
 N_HELD = 37
 ROW_COUNTS = (2, 3, 8, 16, 33)

@@ -14,7 +14,7 @@ from meshswarm.artifacts.header_writer import HeaderWriter
 from meshswarm.errors import MeshswarmError
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import legal_cuts
-from meshswarm.stage.slicing import slice_bytes
+from meshswarm.stage.slices.slicing import slice_bytes
 
 N_TRIALS = 60
 

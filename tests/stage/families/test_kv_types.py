@@ -20,13 +20,13 @@ from tests.stage.tiny_models import TINY, write_tiny
 
 from meshswarm.artifacts.gguf import check_hyperparameters, read_header
 from meshswarm.span import Span
-from meshswarm.stage.engine_compute import SpanComputer
-from meshswarm.stage.engine_jobs import JobResult, SliceShape
+from meshswarm.stage.engine.compute import SpanComputer
+from meshswarm.stage.engine.jobs import JobResult, SliceShape
+from meshswarm.stage.engine.llama import LlamaSpan
+from meshswarm.stage.engine.llama_options import KvType, LlamaOptions
 from meshswarm.stage.families.cuts import legal_cuts
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.llama import LlamaSpan
-from meshswarm.stage.llama_options import KvType, LlamaOptions
-from meshswarm.stage.slicing import write_slice
+from meshswarm.stage.slices.slicing import write_slice
 
 N_CTX = 300
 IDS = np.random.default_rng(5).integers(0, 160, N_CTX).astype(np.int32)

@@ -14,11 +14,11 @@ from tests.stage.family_parity import LONG_ANSWER, N_CTX, Proof, Row, Step, diff
 from tests.stage.tiny_models import TINY
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.stage import grouping
-from meshswarm.stage.engine import EngineInputError
+from meshswarm.stage.engine import grouping
+from meshswarm.stage.engine.engine import EngineInputError
+from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.families.table import FAMILIES
-from meshswarm.stage.profile import Profile
 
 ROWS = [Row(name, n_prompt=150 if name == "deepseek4" else 70) for name in TINY]
 

@@ -16,7 +16,7 @@ from tests.stage.chain import Session
 from tests.stage.family_parity import Proof, Row, differences
 from tests.stage.variations import Variation, check_variation, keys
 
-from meshswarm.stage.profile import Profile
+from meshswarm.stage.engine.profile import Profile
 
 OWN_HEAD_SIZE = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
 """Not the width shared out among the heads, as in models whose attention scale depends on their number of layers."""

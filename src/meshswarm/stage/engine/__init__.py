@@ -1,0 +1,1 @@
+"""One span computed by llama.cpp, on a thread of its own."""

@@ -1,0 +1,1 @@
+"""Comparing parts of a model with the whole, on one artifact."""

@@ -1,0 +1,1 @@
+"""What heads keep open on a span, and the messages of a step."""

@@ -1,0 +1,1 @@
+"""What a span takes in memory, before it is loaded."""

@@ -1,0 +1,125 @@
+"""Slices on disk: cut when first asked for, hashed when cut, tried in a child process before their first load.
+
+The rule this file keeps: a slice is handed out only when it is the file that was cut: its stamp is unchanged, or its
+content still has the root that was noted. Anything else is cut again. Several processes and threads may use one folder
+at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, write_json
+from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text
+from meshswarm.artifacts.probe import engine_build, probe
+from meshswarm.artifacts.store import Store
+from meshswarm.span import Span
+from meshswarm.stage.engine.llama import numclass
+from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.families.cuts import check_cut
+from meshswarm.stage.families.proofs import Proofs
+from meshswarm.stage.slices.slicing import SLICE_FORMAT, write_slice
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFile:
+    """A file the engine may load for a span: a slice, or the model's own file when the span is the whole model.
+
+    `root` is its BitTorrent v2 root, the same on every peer that serves this span of this model.
+    """
+
+    path: Path
+    root: bytes
+    n_bytes: int
+
+
+class Slices:
+    """Slices of the models in `store`, in `home / "slices"`; which files llama.cpp has loaded well, in `probed`."""
+
+    def __init__(self, store: Store, home: Path) -> None:
+        self._store = store
+        self._folder = home / "slices"
+        self._probed_folder = home / "probed"
+        self._proofs_folder = home / "proofs"
+        self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+        self._locks_guard = threading.Lock()
+
+    def proofs(self, model_id: bytes, options: LlamaOptions = DEFAULT_OPTIONS) -> Proofs:
+        """What is proved about a model's parts here, when they are computed with these options."""
+        return Proofs.here(self._proofs_folder, model_id, numclass(options))
+
+    def file(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> SliceFile:
+        """The file to load for `span`, cut if need be and loaded once in a child process. Blocking.
+
+        Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
+        """
+        header = self._store.header(model_id)
+        proofs = self.proofs(model_id, options)
+        family = check_cut(header, span, proofs)
+        source = self._store.path(model_id)
+        if family is not None:
+            return self._cut(model_id, span, source, proofs)
+        root = self._store.file_root(model_id)
+        self._probe_once(source, root)
+        return SliceFile(source, root, header.file_length)
+
+    def _cut(self, model_id: bytes, span: Span, source: Path, proofs: Proofs) -> SliceFile:
+        """The slice of `source`, a checked file of the model."""
+        folder = self._folder / model_id_text(model_id)
+        path = folder / f"{span.start}-{span.stop}.gguf"
+        with self._lock(path):
+            slice_file = _noted(path)
+            if slice_file is None:
+                sweep_temporaries(folder)
+                write_slice(source, self._store.header(model_id), span, path, proofs=proofs)
+                read_header(path)
+                slice_file = SliceFile(path, file_root(path), path.stat().st_size)
+                _note(slice_file)
+            self._probe_once(path, slice_file.root)
+        return slice_file
+
+    def _probe_once(self, path: Path, root: bytes) -> None:
+        """Load the file in a child process unless this llama.cpp has already loaded this very content well."""
+        note = self._probed_folder / f"{root.hex()}.json"
+        build = engine_build()
+        known = read_json(note)
+        if known is None or known.get("build") != build:
+            probe(path)
+            write_json(note, {"build": build})
+
+    def _lock(self, path: Path) -> threading.Lock:
+        with self._locks_guard:
+            return self._locks[path]
+
+
+def _note_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _note(slice_file: SliceFile) -> None:
+    stamp = FileStamp.of(slice_file.path)
+    fields = {"format": SLICE_FORMAT, "root": slice_file.root.hex(), **stamp.fields()}
+    write_json(_note_path(slice_file.path), fields)
+
+
+def _noted(path: Path) -> SliceFile | None:
+    """The slice that was cut to `path`, if the file is still that one."""
+    fields = read_json(_note_path(path))
+    if fields is None or fields.get("format") != SLICE_FORMAT or not path.is_file():
+        return None
+    try:
+        stamp, root = FileStamp.from_fields(fields), bytes.fromhex(fields["root"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    if len(root) != HASH_BYTES:
+        return None
+    slice_file = SliceFile(path, root, stamp.size)
+    if FileStamp.of(path) != stamp:
+        if file_root(path) != root:
+            return None
+        _note(slice_file)
+    return slice_file
