@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,43 @@ def test_imports_point_down(folder: Path, layers: tuple[tuple[str, ...], ...], p
 )
 def test_an_import_upwards_is_seen(room: str, line: str, expected: list[tuple[int, str]]) -> None:
     assert wrong_imports(room, line) == expected
+
+
+def modules_imported(path: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules of the package that a file imports, within functions and for type checkers too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules.keys()
+
+
+def circle_in(folder: Path, package: str) -> list[str]:
+    """Modules that import each other in a circle, the first found; empty when there is none."""
+    modules = {
+        ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in folder.rglob("*.py")
+    }
+    imports = {name: modules_imported(path, modules) - {name} for name, path in modules.items()}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("room", sorted(room for room in HEIGHT if room != "net" and (PACKAGE / room).is_dir()))
+def test_modules_do_not_import_each_other_in_a_circle(room: str) -> None:
+    """In `net` a connection and its streams know each other; everywhere else one of two is the lower one."""
+    assert circle_in(PACKAGE / room, f"meshswarm.{room}") == []
+
+
+def test_a_circle_is_seen_where_types_alone_close_it(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("from room.two import Two\n")
+    (tmp_path / "two.py").write_text("if TYPE_CHECKING:\n    from room.one import One\n")
+    assert set(circle_in(tmp_path, "room")) == {"room.one", "room.two"}
 
 
 def test_the_document_lists_the_rooms_in_this_order() -> None:

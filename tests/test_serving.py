@@ -20,7 +20,7 @@ from meshswarm.stage.engine.benchmark import Speed
 from meshswarm.stage.engine.devices import ON_CPU
 from meshswarm.stage.engine.memory import EngineMemory
 from meshswarm.stage.owner_first import Reading
-from meshswarm.stage.sessions.served_session import Served
+from meshswarm.stage.sessions.terms import Served
 from meshswarm.tasks import Tasks
 
 MODEL = ModelInfo(bytes(32), "tiny", "llama", "f32", 4, 64, 32, 128, (1000,), 100, True)

@@ -33,7 +33,8 @@ from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
 from meshswarm.stage.owner_first import AT_EASE, Mode, OwnerFirst, Standing
 from meshswarm.stage.owner_watch import LoadMeter
 from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
-from meshswarm.stage.sessions.server import Served, SpanServer
+from meshswarm.stage.sessions.server import SpanServer
+from meshswarm.stage.sessions.terms import Served
 from meshswarm.stage.sizes.memory import Load, MemoryModel
 from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks

@@ -34,7 +34,8 @@ from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.sessions.activation_log import ActivationLog, LogLimits
 from meshswarm.stage.sessions.messages import MAX_TOP_K, Dtype, Row
 from meshswarm.stage.sessions.sent_rows import SentRows
-from meshswarm.stage.sessions.server import Served, SpanServer
+from meshswarm.stage.sessions.server import SpanServer
+from meshswarm.stage.sessions.terms import Served
 from meshswarm.stage.slices.slicing import write_slice
 from meshswarm.tasks import Tasks
 

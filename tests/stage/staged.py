@@ -40,7 +40,8 @@ from meshswarm.stage.sessions.messages import (
     Step,
 )
 from meshswarm.stage.sessions.sent_rows import SentRows
-from meshswarm.stage.sessions.server import Served, SpanServer
+from meshswarm.stage.sessions.server import SpanServer
+from meshswarm.stage.sessions.terms import Served
 from meshswarm.stage.sessions.wire import decode, encode
 
 SPAN = Span(20, 30)

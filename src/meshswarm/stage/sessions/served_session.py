@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +15,8 @@ from meshswarm.errors import MeshswarmError, RemoteProtocolError
 from meshswarm.identity import PeerId
 from meshswarm.net.connection import Connection
 from meshswarm.net.stream import Stream
-from meshswarm.span import Span
-from meshswarm.stage.engine.engine import EngineInputError, Job, JobResult, SpanEngine
+from meshswarm.stage.engine.engine import EngineInputError, Job, JobResult
+from meshswarm.stage.sessions.host import Host
 from meshswarm.stage.sessions.messages import (
     HOP_STREAM,
     MAX_FRAME_BYTES,
@@ -43,10 +41,8 @@ from meshswarm.stage.sessions.messages import (
 )
 from meshswarm.stage.sessions.rows_codec import decode_rows, encode_rows
 from meshswarm.stage.sessions.session import Compute, Forward, Reply, SpanSession
+from meshswarm.stage.sessions.terms import Served
 from meshswarm.stage.sessions.wire import decode, encode
-
-if TYPE_CHECKING:
-    from meshswarm.stage.sessions.server import SpanServer
 
 MAX_SESSION_S = 3600.0  # no turn lasts longer, whatever its head asks for
 MAX_IDLE_S = 120.0  # an open session without a row: its head has room that it does not use
@@ -54,29 +50,15 @@ MAX_PARKED_S = 900.0  # nobody needed the room for so long; the head will not co
 ACKNOWLEDGE_S = 10.0  # a head that does not answer the receipt is not waited for longer
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The slice this peer has loaded. `is_whole_only`: no session may enter or leave it between its ends."""
-
-    model_id: bytes
-    n_layers: int
-    span: Span
-    slice_root: bytes
-    engine: SpanEngine
-    n_ctx: int
-    window: int
-    is_whole_only: bool = False
-
-
 class ServedSession:
-    """A session that has its slot. `begin` or `begin_as_copy` first."""
+    """A session that has its slot; `begin` first. `head` is the stream to its head."""
 
-    def __init__(self, server: SpanServer, served: Served, opening: Open, head: Stream, slot: int) -> None:
+    def __init__(self, host: Host, served: Served, opening: Open, head: Stream, slot: int) -> None:
         engine = served.engine
         self.core = SpanSession(opening, engine.row_width, served.window, engine.needs_tokens, engine.n_checkpoints)
         self.hop_in: Stream | None = None
         self.parked_s: float | None = None  # since when, on the loop's clock
-        self._server = server
+        self._host = host
         self._served = served
         self._head = head
         self._slot: int | None = slot
@@ -85,13 +67,13 @@ class ServedSession:
         self._release_hold: Callable[[], None] | None = None
         self._forget_next: Callable[[], None] | None = None
         self._is_open = False
-        self._sent = server.sent.open(self.core.length)
+        self._is_over = False
+        self._sent = host.sent.open(self.core.length)
         self._receipt: bytes | None = None
         self._loop = asyncio.get_running_loop()
         self._opened_s = self._turn_s = self._used_s = self._loop.time()
         self._deadline_s = self._opened_s + min(opening.deadline_ms / 1000, MAX_SESSION_S)
         self._timer = self._loop.call_at(self._due_s, self._on_time)
-        head.receive_with(self._on_head_frame, self._on_head_end)
 
     @property
     def head(self) -> PeerId:
@@ -104,34 +86,40 @@ class ServedSession:
 
     # -- opening
 
-    def begin(self) -> None:
-        """Answer OPENED, as soon as the next span is reached where there is one."""
-        if self.core.opening.next is None:
-            self._opened()
-        else:
-            self._server.tasks.create_task(self._dial_next())
-
-    def begin_as_copy(self, source: ServedSession) -> None:
-        """Begin with the first positions of `source`, a parked session of the same head."""
+    def begin(self, source: ServedSession | None = None) -> None:
+        """Answer OPENED, as soon as the next span is reached where there is one. With `source`, a parked session of the
+        same head, begin with its first positions."""
+        self._head.receive_with(self._on_head_frame, self._on_head_end)
+        if self._slot is None:
+            return  # by what the head had sent already
+        if source is None:
+            self._reach_next()
+            return
         fork = self.core.opening.fork
-        assert fork is not None and source.slot is not None and self._slot is not None
+        assert fork is not None and source.slot is not None
         self._served.engine.copy_slot(source.slot, self._slot, fork.n_positions, self._on_copied)
 
     def _on_copied(self, error: Exception | None) -> None:
         if self._slot is None:
             return
         if error is None:
-            self.begin()
+            self._reach_next()
         else:
             self._head.send(encode(Refused(RefusalReason.UNSUPPORTED, str(error), 0)))
             self._end()
+
+    def _reach_next(self) -> None:
+        if self.core.opening.next is None:
+            self._opened()
+        else:
+            self._host.tasks.create_task(self._dial_next())
 
     async def _dial_next(self) -> None:
         """Connect to the next span before OPENED is sent, so that steps never wait for a handshake."""
         opening = self.core.opening
         assert opening.next is not None
         try:
-            connection = await self._server.endpoint.dial(opening.next, opening.next_addresses)
+            connection = await self._host.endpoint.dial(opening.next, opening.next_addresses)
             if self._slot is None:
                 return
             hold = connection.hold()
@@ -193,7 +181,7 @@ class ServedSession:
         match message:
             case ReceiptAck():
                 assert self._receipt is not None
-                self._server.bookkeeper.acknowledged(self._receipt, message.acknowledgement)
+                self._host.bookkeeper.acknowledged(self._receipt, message.acknowledgement)
                 self._end()
             case Cancel():
                 self._end()
@@ -281,7 +269,7 @@ class ServedSession:
             self._hop_out.receive_with(self._on_hop_out_frame, self._on_next_lost)
             self._hop_out.send(encode(Hop(opening.head, opening.session)))
         self._hop_out.send(encode(step))
-        self._server.sent.keep(self._sent, step)
+        self._host.sent.keep(self._sent, step)
 
     def _send_full_row(self, seq: int, row: int) -> None:
         self.core.check_full_row(seq, row)
@@ -294,14 +282,14 @@ class ServedSession:
         self.core.on_park()
         self.parked_s = self._loop.time()
         self._arm()
-        self._server.on_parked(self.parked_s - self._turn_s)
+        self._host.on_parked(self.parked_s - self._turn_s)
 
     def _resume(self, resume: Resume) -> None:
         actions = self.core.on_resume(resume)
         self.parked_s = None
         self._turn_s = self._loop.time()
         self._deadline_s = self._turn_s + min(resume.deadline_ms / 1000, MAX_SESSION_S)
-        self._server.on_load()
+        self._host.on_resumed()
         try:
             self._submit(actions)
         except RemoteProtocolError as error:
@@ -341,11 +329,11 @@ class ServedSession:
     def offer_receipt(self) -> None:
         """End the session in good order: the head closed it, or its room is needed while it is parked."""
         lasted_s = self._loop.time() - self._opened_s
-        self._receipt = self._server.bookkeeper.offer(self.core, self._served.engine.numclass, lasted_s)
+        self._receipt = self._host.bookkeeper.offer(self.core, self._served.engine.numclass, lasted_s)
         self._release_slot()
         self._timer.cancel()
         self._timer = self._loop.call_later(ACKNOWLEDGE_S, self._end)
-        self._server.sent.close(self._sent)
+        self._host.sent.close(self._sent)
         self._tell_head(ReceiptOffer(self._receipt))
 
     def _on_hop_out_frame(self, frame: bytes) -> None:
@@ -366,15 +354,10 @@ class ServedSession:
 
     def fail(self, message: str, blamed: PeerId | None) -> None:
         """Tell the head why this session ends here, and end it."""
-        if self._ended:
+        if self._is_over:
             return
         self._tell_head(Failed(message, blamed))
         self._end()
-
-    @property
-    def _ended(self) -> bool:
-        opening = self.core.opening
-        return self._server.sessions.get((opening.head, opening.session)) is not self
 
     def _tell_head(self, message: Message) -> None:
         self._head.send(encode(message))
@@ -383,20 +366,16 @@ class ServedSession:
         if self._slot is not None:
             self._served.engine.release_slot(self._slot)
             self._slot = None
-            self._server.on_room(None if self.parked_s is not None else self._loop.time() - self._turn_s)
+            self._host.on_room(None if self.parked_s is not None else self._loop.time() - self._turn_s)
 
     def _end(self) -> None:
-        if self._ended:
+        if self._is_over:
             return
-        opening = self.core.opening
-        del self._server.sessions[opening.head, opening.session]
-        self._server.session_ended.set()
+        self._is_over = True
         self._timer.cancel()
         self._release_slot()
-        self._server.on_load()
         if self._receipt is None:
-            self._server.sent.wipe(self._sent)
-        self._server.rows_total += self.core.work.rows
+            self._host.sent.wipe(self._sent)
         if self._forget_next is not None:
             self._forget_next()
         for stream in (self._hop_out, self.hop_in):
@@ -405,3 +384,4 @@ class ServedSession:
         if self._release_hold is not None:
             self._release_hold()
         self._head.finish()
+        self._host.on_end(self.core)

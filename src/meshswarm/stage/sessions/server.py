@@ -9,51 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
 
-from meshswarm.errors import MeshswarmError, RemoteProtocolError
+from meshswarm.errors import RemoteProtocolError
 from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
-from meshswarm.stage.engine.profile import Profile
-from meshswarm.stage.sessions.messages import (
-    HOP_STREAM,
-    MAX_FRAME_BYTES,
-    MAX_TOP_K,
-    SESSION_STREAM,
-    Cancel,
-    Hop,
-    Message,
-    Open,
-    RefusalReason,
-    Refused,
-    Returns,
-    Step,
-    Waiting,
-)
+from meshswarm.stage.sessions.arrivals import HopIn, Opening
+from meshswarm.stage.sessions.host import Bookkeeper
+from meshswarm.stage.sessions.messages import HOP_STREAM, MAX_FRAME_BYTES, SESSION_STREAM, Open, RefusalReason, Refused
 from meshswarm.stage.sessions.sent_rows import SentRows
-from meshswarm.stage.sessions.served_session import Served, ServedSession
+from meshswarm.stage.sessions.served_session import ServedSession
 from meshswarm.stage.sessions.session import SpanSession
-from meshswarm.stage.sessions.waiting_room import Place, Ticket, WaitingRoom
-from meshswarm.stage.sessions.wire import decode, encode
+from meshswarm.stage.sessions.terms import Served, terms_refusal
+from meshswarm.stage.sessions.waiting_room import Ticket, WaitingRoom
 from meshswarm.tasks import Tasks
-
-__all__ = ["Bookkeeper", "Served", "SpanServer"]
 
 MIN_RETRY_MS = 500
 REST_RETRY_MS = 30_000
 REST_PATIENCE_S = 40.0  # below the head's own patience, which would end the session without the reason
 MAX_WAIT_S = 600.0  # nobody stands in line for longer, whatever its head asks for
-
-
-class Bookkeeper(Protocol):
-    """What the ledger does for a provider at the end of a session."""
-
-    def offer(self, session: SpanSession, numclass: str, lasted_s: float) -> bytes:
-        """The provider's signed receipt."""
-
-    def acknowledged(self, receipt: bytes, acknowledgement: bytes) -> None:
-        """The consumer countersigned. Raises RemoteProtocolError when it signed something else."""
 
 
 class SpanServer:
@@ -78,7 +52,7 @@ class SpanServer:
         self.sessions_total = 0
         self.rows_total = 0
         self._room = WaitingRoom(1)
-        self._waiting: dict[Ticket, _Opening] = {}
+        self._waiting: dict[Ticket, Opening] = {}
         self._admission: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         endpoint.handle_stream(SESSION_STREAM, self._on_session_stream, max_frame_bytes=MAX_FRAME_BYTES)
@@ -131,38 +105,24 @@ class SpanServer:
                 session.fail(f"this peer makes room for its owner: {self.resting}", None)
 
     def _on_session_stream(self, stream: Stream) -> None:
-        _Opening(self, stream)
+        Opening(self, stream)
 
     def _on_hop_stream(self, stream: Stream) -> None:
-        _HopIn(self, stream)
+        HopIn(self._session, stream)
+
+    def _session(self, head: PeerId, session: bytes) -> ServedSession | None:
+        return self.sessions.get((head, session))
 
     # -- terms
 
     def refusal(self, opening: Open, peer: PeerId) -> Refused | None:
         """Why this OPEN cannot be served here, or None."""
-        served = self.served
         if opening.head != peer:
             raise RemoteProtocolError("an OPEN came from another peer than the head it names", peer=str(peer))
-        if served is None or opening.model_id != served.model_id or opening.n_layers != served.n_layers:
-            return Refused(RefusalReason.UNKNOWN_SPAN, "this model is not served here", 0)
-        span = opening.span
-        if served.is_whole_only and span != served.span:
-            why = f"a part of a model is not computed here, on {served.engine.numclass}"
-            return Refused(RefusalReason.UNKNOWN_SPAN, why, 0)
-        if span.start != served.span.start or span.stop > served.span.stop:
-            return Refused(RefusalReason.UNKNOWN_SPAN, f"layers {served.span} are served here, not {span}", 0)
-        is_last = span.stop == served.n_layers
-        if is_last != (opening.returns is Returns.LOGITS) or is_last != (opening.next is None):
-            return Refused(RefusalReason.UNSUPPORTED, "only the last span returns logits to the head", 0)
-        if (span.start == 0) != (opening.previous is None):
-            return Refused(RefusalReason.UNSUPPORTED, "only the first span takes its rows from the head", 0)
-        if not 2 <= opening.n_ctx <= served.n_ctx:
-            return Refused(RefusalReason.CONTEXT, f"sessions may use up to {served.n_ctx} positions here", 0)
-        if not 1 <= opening.top_k <= MAX_TOP_K:
-            return Refused(RefusalReason.UNSUPPORTED, f"top_k {opening.top_k}", 0)
-        if opening.profile is Profile.EXACT and served.engine.exact_obstacle is not None:
-            return Refused(RefusalReason.UNSUPPORTED, served.engine.exact_obstacle, 0)
-        if opening.fork is not None and self.fork_source(opening) is None:
+        refused = terms_refusal(self.served, opening)
+        if refused is not None:
+            return refused
+        if opening.fork is not None and self._fork_source(opening) is None:
             return Refused(RefusalReason.UNSUPPORTED, "there is no such session to begin as a copy of", 0)
         if self.draining:
             return Refused(RefusalReason.DRAINING, "the peer is about to leave", 0)
@@ -176,7 +136,7 @@ class SpanServer:
         waiting = (opening.message for opening in self._waiting.values())
         return (head, session) in self.sessions or any((each.head, each.session) == (head, session) for each in waiting)
 
-    def fork_source(self, opening: Open) -> ServedSession | None:
+    def _fork_source(self, opening: Open) -> ServedSession | None:
         """The parked session of the same head that `opening` wants to begin as a copy of, if that can be."""
         assert opening.fork is not None
         source = self.sessions.get((opening.head, opening.fork.session))
@@ -209,7 +169,11 @@ class SpanServer:
         parked = [each for each in self.sessions.values() if each.parked_s is not None and each.slot is not None]
         return sorted(parked, key=lambda each: each.parked_s or 0.0)
 
-    def take_slot(self, opening: Open) -> int | None:
+    def slot_at_once(self, opening: Open) -> int | None:
+        """A slot for a session that has just come: whoever waits goes first."""
+        return None if self._waiting else self._take_slot(opening)
+
+    def _take_slot(self, opening: Open) -> int | None:
         """A slot for a new session, made by ending the longest-parked one if need be. A copy of a parked session takes
         nobody's room: it saves work, and the parked one would have to be computed again."""
         assert self.served is not None
@@ -219,9 +183,26 @@ class SpanServer:
             slot = self.served.engine.acquire_slot()
         return slot
 
+    def begin(self, opening: Open, head: Stream, slot: int) -> None:
+        """Run a session in the slot that was taken for it."""
+        assert self.served is not None
+        if opening.head == self.endpoint.peer_id:
+            self.served.engine.own(slot)
+        session = ServedSession(self, self.served, opening, head, slot)
+        self.sessions[opening.head, opening.session] = session
+        self.sessions_total += 1
+        self.on_load()
+        session.begin(None if opening.fork is None else self._fork_source(opening))
+
+    # -- what sessions tell
+
     def on_parked(self, turn_s: float) -> None:
         """A session was parked after being at work for `turn_s`: whoever waits gets its room."""
         self.on_room(turn_s)
+        self.on_load()
+
+    def on_resumed(self) -> None:
+        """A parked session is at work again: its room cannot be had any more."""
         self.on_load()
 
     def on_room(self, turn_s: float | None) -> None:
@@ -231,9 +212,17 @@ class SpanServer:
         if self._waiting and self._admission is None:
             self._admission = asyncio.get_running_loop().call_soon(self._admit)
 
+    def on_end(self, session: SpanSession) -> None:
+        """A session is over: forget it."""
+        opening = session.opening
+        del self.sessions[opening.head, opening.session]
+        self.session_ended.set()
+        self.rows_total += session.work.rows
+        self.on_load()
+
     # -- the line
 
-    def wait(self, opening: _Opening, max_wait_s: float) -> Ticket | None:
+    def wait(self, opening: Opening, max_wait_s: float) -> Ticket | None:
         """A place in line; None when the line is too long already."""
         now = asyncio.get_running_loop().time()
         ticket = self._room.enter(opening.head, now + min(max_wait_s, MAX_WAIT_S))
@@ -262,7 +251,7 @@ class SpanServer:
         self._admission = None
         while line := self._room.line(self._running()):
             opening = self._waiting[line[0]]
-            slot = self.take_slot(opening.message)
+            slot = self._take_slot(opening.message)
             if slot is None:
                 return
             self.leave(line[0])
@@ -290,127 +279,3 @@ class SpanServer:
         others = "1 other waits" if n_waiting == 1 else f"{n_waiting} others wait"
         in_line = f", and {others}" if n_waiting else ""
         return Refused(RefusalReason.BUSY, f"all its sessions are taken{in_line}", self.retry_ms())
-
-
-class _Opening:
-    """A session stream whose OPEN has not been answered yet."""
-
-    message: Open
-
-    def __init__(self, server: SpanServer, stream: Stream) -> None:
-        self._server = server
-        self._stream = stream
-        self._ticket: Ticket | None = None
-        self._told: int | None = None
-        self._is_refused = False
-        stream.receive_with(self._on_frame, self._on_end)
-
-    @property
-    def head(self) -> PeerId:
-        return self.message.head
-
-    def _on_frame(self, frame: bytes) -> None:
-        if self._is_refused:
-            return  # nothing can be said on this stream any more
-        message = decode(frame)
-        if self._ticket is not None:
-            self._on_frame_in_line(message)
-            return
-        if not isinstance(message, Open):
-            raise RemoteProtocolError(f"a session began with {type(message).__name__} instead of OPEN")
-        server, peer = self._server, self._stream.peer_id
-        if server.knows(message.head, message.session):
-            raise RemoteProtocolError("a session was opened twice", peer=str(peer))
-        refused = server.refusal(message, peer)
-        if refused is not None:
-            self.refuse(refused)
-            return
-        self.message = message
-        slot = None if server.n_waiting else server.take_slot(message)
-        if slot is not None:
-            self.start(slot)
-            return
-        if message.max_wait_ms and message.fork is None:
-            self._ticket = server.wait(self, message.max_wait_ms / 1000)
-        if self._ticket is None:
-            self.refuse(server.busy())
-
-    def _on_frame_in_line(self, message: Message) -> None:
-        self._leave()
-        if not isinstance(message, Cancel):
-            raise RemoteProtocolError(f"a head that waits for room sent a {type(message).__name__}")
-        self._stream.finish()
-
-    def _on_end(self, error: MeshswarmError | None) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._ticket is not None:
-            self._server.leave(self._ticket)
-            self._ticket = None
-
-    def tell(self, place: Place) -> None:
-        """The session's place in line; said when it changes."""
-        if place.number != self._told:
-            self._told = place.number
-            self._stream.send(encode(Waiting(place.number, int(place.estimate_s * 1000))))
-
-    def start(self, slot: int) -> None:
-        """There is room: the session begins."""
-        server, message, served = self._server, self.message, self._server.served
-        assert served is not None
-        self._ticket = None
-        if self.head == server.endpoint.peer_id:
-            served.engine.own(slot)
-        session = ServedSession(server, served, message, self._stream, slot)
-        server.sessions[message.head, message.session] = session
-        server.sessions_total += 1
-        server.on_load()
-        source = None if message.fork is None else server.fork_source(message)
-        if source is None:
-            session.begin()
-        else:
-            session.begin_as_copy(source)
-
-    def refuse(self, refused: Refused) -> None:
-        self._leave()
-        self._is_refused = True
-        self._stream.send(encode(refused))
-        self._stream.finish()
-
-
-class _HopIn:
-    """The stream on which the previous span sends its steps."""
-
-    def __init__(self, server: SpanServer, stream: Stream) -> None:
-        self._server = server
-        self._stream = stream
-        self._session: ServedSession | None = None
-        stream.receive_with(self._on_frame, self._on_end)
-
-    def _on_frame(self, frame: bytes) -> None:
-        if self._session is None:
-            self._join(decode(frame))
-            return
-        try:
-            message = decode(frame)
-            if not isinstance(message, Step):
-                raise RemoteProtocolError(f"a hop stream carried {type(message).__name__} instead of STEP")
-        except RemoteProtocolError as error:
-            self._session.fail(str(error), self._stream.peer_id)
-            raise
-        self._session.on_step(message)
-
-    def _join(self, message: Message) -> None:
-        if not isinstance(message, Hop):
-            raise RemoteProtocolError(f"a hop stream began with {type(message).__name__} instead of HOP")
-        session = self._server.sessions.get((message.head, message.session))
-        if session is None or session.core.opening.previous != self._stream.peer_id or session.hop_in is not None:
-            # The same answer for all three: a stranger learns nothing about other peers' sessions.
-            raise RemoteProtocolError("a hop stream named a session that it has no part in")
-        session.hop_in = self._stream
-        self._session = session
-
-    def _on_end(self, error: MeshswarmError | None) -> None:
-        if self._session is not None:
-            self._session.on_hop_in_end(error)
