@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshswarm.head.chunking import (
-    CHUNK_MULTIPLE,
-    MIN_CHUNK_ROWS,
-    TAIL_ROWS,
-    Pace,
-    chunk_rows,
-    cut_prompt,
-    prompt_s,
-)
+from meshswarm.head.chunking import TAIL_ROWS, cut_prompt
+from meshswarm.routing.prompt_time import CHUNK_MULTIPLE, MIN_CHUNK_ROWS, Pace, chunk_rows, prompt_s
 from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile
 from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
 

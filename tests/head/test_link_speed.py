@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshswarm.head.chunking import Pace, prompt_s, with_links
 from meshswarm.head.link_speed import LinkSpeed
+from meshswarm.routing.prompt_time import Pace, prompt_s, with_links
 
 PACES = st.builds(Pace, st.floats(1e-6, 1.0), st.floats(0.0, 1.0))
 

@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from meshswarm.head.chunking import Pace, max_chunk_rows
 from meshswarm.head.link_speed import MEMORY, LinkSpeed
 from meshswarm.head.session import HeadSession
 from meshswarm.head.session_actions import Action, Hop, Rows, Terms, ToSpan
 from meshswarm.identity import Identity, PeerId
+from meshswarm.routing.prompt_time import Pace, max_chunk_rows
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.sessions.messages import Message, Open, Opened, Row, Step

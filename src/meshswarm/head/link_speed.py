@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from meshswarm.head.chunking import Pace, prompt_s, with_links
+from meshswarm.routing.prompt_time import Pace, prompt_s, with_links
 
 MEMORY = 4
 """Prompts after which a link that became slower is believed to be."""

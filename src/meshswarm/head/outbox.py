@@ -10,8 +10,9 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-from meshswarm.head.chunking import Pace, chunk_rows, cut_prompt, max_chunk_rows, with_links
+from meshswarm.head.chunking import cut_prompt
 from meshswarm.head.history import History
+from meshswarm.routing.prompt_time import Pace, chunk_rows, max_chunk_rows, with_links
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.sessions.messages import MAX_DRAFT, Dtype, Flag, RowHash, Step
 from meshswarm.stage.sessions.session import Work

@@ -25,7 +25,6 @@ from meshswarm.errors import (
     RemoteError,
     RemoteProtocolError,
 )
-from meshswarm.head.chunking import Pace
 from meshswarm.head.link_speed import LinkSpeed
 from meshswarm.head.route_session import OnInLine, RouteSession
 from meshswarm.head.session import HeadSession
@@ -34,6 +33,7 @@ from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.planner import Route, plan_routes
+from meshswarm.routing.prompt_time import Pace
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.table import FAMILIES

@@ -14,7 +14,6 @@ from enum import Enum, auto
 
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError, RemoteError, RemoteProtocolError
-from meshswarm.head.chunking import MIN_CHUNK_ROWS, Pace, max_chunk_rows
 from meshswarm.head.history import History
 from meshswarm.head.link_speed import LinkSpeed
 from meshswarm.head.outbox import Outbox
@@ -33,6 +32,7 @@ from meshswarm.head.session_actions import (
     ToSpan,
 )
 from meshswarm.identity import PeerId
+from meshswarm.routing.prompt_time import MIN_CHUNK_ROWS, Pace, max_chunk_rows
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.sessions.messages import (
     Cancel,
