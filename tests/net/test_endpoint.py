@@ -412,3 +412,27 @@ uvloop.run(main())
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
+
+
+async def test_an_address_without_a_key_leads_to_whoever_proves_one_there(bind: Bind, silent_port: Address) -> None:
+    alice, bob = await bind(), await bind()
+    connections = await asyncio.gather(*(alice.dial_unknown(bob.address) for _ in range(3)))
+    assert {connection.peer_id for connection in connections} == {bob.peer_id} and len(set(connections)) == 1
+    assert await alice.dial(bob.peer_id) is connections[0]
+    await eventually(lambda: bob.connections)
+    assert bob.connections[0].peer_id == alice.peer_id
+    with pytest.raises(PeerUnreachableError, match=r"no answer in 2 s"):
+        await alice.dial_unknown(silent_port)
+    assert alice.connections == [connections[0]]
+
+
+async def test_whoever_is_there_must_be_of_this_swarm_and_somebody_else(bind: Bind) -> None:
+    alice, stranger = await bind(), await bind(swarm=Swarm("another"))
+    with pytest.raises(PeerUnreachableError, match="no peer can be reached there"):
+        await alice.dial_unknown(stranger.address)
+    with pytest.raises(PeerUnreachableError, match="is this very peer"):
+        await alice.dial_unknown(alice.address)
+    assert alice.connections == stranger.connections == []
+    await alice.close()
+    with pytest.raises(PeerUnreachableError, match="shutting down"):
+        await alice.dial_unknown(stranger.address)

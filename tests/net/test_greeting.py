@@ -27,6 +27,10 @@ def client() -> Greeting:
     return Greeting(Self(ALICE, SWARM, "alice"), BOB.peer_id, "peer bob at 192.0.2.2:2", draw, 0.0)
 
 
+def client_of_anybody() -> Greeting:
+    return Greeting(Self(ALICE, SWARM, "alice"), None, "whoever is at 192.0.2.2:2", draw, 0.0, takes_anybody=True)
+
+
 def server() -> Greeting:
     return Greeting(Self(BOB, SWARM, "bob"), None, "a client at 192.0.2.1:1", draw, 0.0)
 
@@ -95,3 +99,20 @@ def test_a_server_takes_nothing_early_and_a_client_a_little_once_it_has_shown_it
     assert c.receive_early(1, bytes(MAX_EARLY_BYTES), False) == []
     assert c.early == [(1, bytes(MAX_EARLY_BYTES), False)]
     assert "before HELLO was over" in failure(c.receive_early(1, b"x", False))
+
+
+def test_a_client_that_knows_no_key_learns_the_one_that_was_proved() -> None:
+    c, s = client_of_anybody(), server()
+    s.tls_done(CERTIFICATES[BOB.peer_id], CERTIFICATES[ALICE.peer_id], [], 0.1)
+    (first,) = frames(c.tls_done(CERTIFICATES[ALICE.peer_id], CERTIFICATES[BOB.peer_id], [], 0.1))
+    (second,) = frames(s.receive(first, 0.2))
+    (third,) = frames(c.receive(second, 0.3))
+    (fourth,) = frames(s.receive(third, 0.4))
+    (established,) = c.receive(fourth, 0.5)
+    assert isinstance(established, Established) and established.peer == BOB.peer_id
+
+
+def test_nobody_and_oneself_are_no_peers_to_a_client_that_knows_no_key() -> None:
+    own = CERTIFICATES[ALICE.peer_id]
+    assert "nobody with a certificate" in failure(client_of_anybody().tls_done(own, None, [], 0.1))
+    assert "this very peer" in failure(client_of_anybody().tls_done(own, own, [], 0.1))

@@ -23,14 +23,17 @@ SILENCE_S = 2.0
 RESOLVE_S = 2.0
 MAX_ADDRESSES = 8
 
-Start = Callable[[PeerId, Address, Any], Link]
+Start = Callable[[PeerId | None, Address, Any], Link]
 SockaddrOf = Callable[[str, int], Any]
 
 
 class Dial:
-    """`start` begins a link to an address; `sockaddr_of` turns an IP address into what the socket sends to."""
+    """`peer_id` None: whoever answers. `start` begins a link to an address; `sockaddr_of` turns an IP address into what
+    the socket sends to."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer_id: PeerId, start: Start, sockaddr_of: SockaddrOf) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer_id: PeerId | None, start: Start, sockaddr_of: SockaddrOf
+    ) -> None:
         self.future: asyncio.Future[Link] = loop.create_future()
         self.future.add_done_callback(_retrieve)
         self._loop = loop
@@ -53,6 +56,10 @@ class Dial:
                 self._waiting.append(address)
         if self._next is None:
             self._try_next()
+
+    def owns(self, link: Link) -> bool:
+        """Whether `link` was begun here and is not over."""
+        return link in self._links
 
     def found(self, link: Link) -> None:
         """The peer is there: over one of these links, or over one that it dialled itself."""
@@ -81,6 +88,8 @@ class Dial:
         known = [f"{address}: {reason}" for address, reason in self._failures.items()]
         known += [f"{address}: still {link.phase.value}" for link, address in self._links.items()]
         detail = f" ({'; '.join(known)})" if known else ""
+        if self._peer_id is None:
+            return PeerUnreachableError(f"no peer can be reached there: {problem}{detail}")
         return PeerUnreachableError(
             f"peer {self._peer_id.short} cannot be reached: {problem}{detail}", peer=str(self._peer_id)
         )

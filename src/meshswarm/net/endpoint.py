@@ -71,7 +71,7 @@ class Endpoint:
         self._links: dict[bytes, Link] = {}  # by connection id
         self._touched: set[Link] = set()
         self._roster = Roster(loop, identity.peer_id)
-        self._dials: dict[PeerId, Dial] = {}
+        self._dials: dict[PeerId | Address, Dial] = {}  # by whom they look for, or by the address alone
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_connection: dict[object, Callable[[Connection], None]] = {}
         self._is_closed = False
@@ -125,11 +125,25 @@ class Endpoint:
             return live
         if self._is_closed:
             raise PeerUnreachableError("this peer is shutting down", peer=str(peer_id))
-        dial = self._dials.get(peer_id)
+        return await self._dial(peer_id, peer_id, [*addresses, *self._roster.last_seen(peer_id)], timeout_s)
+
+    async def dial_unknown(self, address: Address, *, timeout_s: float = DIAL_TIMEOUT_S) -> Connection:
+        """A connection to whoever is at `address`: its `peer_id` is the key that was proved there.
+
+        Raises PeerUnreachableError, also when it is not of this swarm, or this very peer.
+        """
+        if self._is_closed:
+            raise PeerUnreachableError("this peer is shutting down")
+        return await self._dial(address, None, [address], timeout_s)
+
+    async def _dial(
+        self, key: PeerId | Address, peer_id: PeerId | None, addresses: Sequence[Address], timeout_s: float
+    ) -> Connection:
+        dial = self._dials.get(key)
         if dial is None:
-            dial = self._dials[peer_id] = Dial(self.loop, peer_id, self._start_link, self._udp.sockaddr)
-            dial.future.add_done_callback(lambda _future: self._dials.pop(peer_id, None))
-        dial.add([*addresses, *self._roster.last_seen(peer_id)])
+            dial = self._dials[key] = Dial(self.loop, peer_id, self._start_link, self._udp.sockaddr)
+            dial.future.add_done_callback(lambda _future: self._dials.pop(key, None))
+        dial.add(addresses)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(dial.future)
@@ -183,9 +197,9 @@ class Endpoint:
 
     # -- for dials and links
 
-    def _start_link(self, peer_id: PeerId, address: Address, sockaddr: Any) -> Link:
+    def _start_link(self, peer_id: PeerId | None, address: Address, sockaddr: Any) -> Link:
         quic = ExpressConnection(self._client)
-        link = Link(self, quic, self._me, address, sockaddr, peer_id)
+        link = Link(self, quic, self._me, address, sockaddr, peer_id, takes_anybody=peer_id is None)
         self.id_issued(link, quic.host_cid)
         return link
 
@@ -208,8 +222,9 @@ class Endpoint:
         if not link.is_dialled_here:
             self._admission.established()
         self._roster.add(link)
-        if (dial := self._dials.get(link.peer_id)) is not None:
-            dial.found(link)
+        for key, dial in list(self._dials.items()):
+            if key == link.peer_id or dial.owns(link):
+                dial.found(link)
         for callback in list(self._on_connection.values()):
             try:
                 callback(link)

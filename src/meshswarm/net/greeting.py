@@ -24,16 +24,27 @@ EarlyData = tuple[int, bytes, bool]  # stream id, data, end of stream
 class Greeting:
     """The HELLO of a connection that we dialled to `server`, or that a stranger dialled when `server` is None.
 
+    `takes_anybody`: we dialled an address without knowing whose it is; whichever key TLS proves there is the server.
     `who` names the other side in errors; `draw` makes random bytes; `now` is when the connection began.
     """
 
-    def __init__(self, me: Self, server: PeerId | None, who: str, draw: Callable[[int], bytes], now: float) -> None:
+    def __init__(
+        self,
+        me: Self,
+        server: PeerId | None,
+        who: str,
+        draw: Callable[[int], bytes],
+        now: float,
+        *,
+        takes_anybody: bool = False,
+    ) -> None:
         self.deadline = now + HELLO_TIMEOUT_S
         self.is_shown = False
         """Our proof went out: from now on the other side may count on this connection although we do not yet."""
         self.early: list[EarlyData] = []
         self._me = me
         self._server = server
+        self._is_client = server is not None or takes_anybody
         self._who = who
         self._draw = draw
         self._begun = now
@@ -48,13 +59,15 @@ class Greeting:
             key = None if theirs is None else certificate_key(theirs, chain)
         except MeshswarmError as error:
             return self._fail(RemoteProtocolError(f"{self._who}: {error}"))
-        if self._server is None:
+        if not self._is_client:
             self._hello = ServerHello(self._me, key, certificate_hash(mine), self._draw, self._begun, self._who)
             return []
-        if theirs is None or key != self._server:
+        if theirs is None or key is None or self._server not in (None, key):
             found = "nobody with a certificate" if key is None else f"peer {key.short}"
             return self._fail(PeerUnreachableError(f"{self._who} is somebody else: {found} answers there"))
-        self._hello = ClientHello(self._me, self._server, certificate_hash(theirs), self._draw(NONCE_BYTES), now)
+        if key == self._me.identity.peer_id:
+            return self._fail(PeerUnreachableError(f"{self._who} is this very peer"))
+        self._hello = ClientHello(self._me, key, certificate_hash(theirs), self._draw(NONCE_BYTES), now)
         return self._hello.start()
 
     def receive(self, frame: bytes, now: float) -> list[Action]:
@@ -69,7 +82,7 @@ class Greeting:
     def receive_early(self, stream_id: int, data: bytes, end: bool) -> list[Action]:
         """Data on another stream before HELLO is over."""
         self._early_bytes += len(data)
-        if self._server is not None and self.is_shown and self._early_bytes <= MAX_EARLY_BYTES:
+        if self._is_client and self.is_shown and self._early_bytes <= MAX_EARLY_BYTES:
             self.early.append((stream_id, data, end))
             return []
         return self._fail(RemoteProtocolError(f"{self._who} sent data before HELLO was over"))

@@ -63,7 +63,10 @@ class LinkOwner(Protocol):
 
 
 class Link(Connection):
-    """A connection that we dialled to `server`, or that a stranger dialled when `server` is None."""
+    """A connection that we dialled to `server`, or that a stranger dialled when `server` is None.
+
+    `takes_anybody`: we dialled it without knowing whom; `peer_id` is there from the end of HELLO on.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,8 @@ class Link(Connection):
         address: Address,
         sockaddr: Any,
         server: PeerId | None,
+        *,
+        takes_anybody: bool = False,
     ) -> None:
         super().__init__()
         self.remote_address = address
@@ -81,7 +86,7 @@ class Link(Connection):
         self.instance = b""
         self.observed = ""
         """Our own address as the peer sees it, or "" when it did not say."""
-        self.is_dialled_here = server is not None
+        self.is_dialled_here = server is not None or takes_anybody
         self.phase = Phase.TLS
         self.connection_ids: set[bytes] = set()
         """Ids under which the endpoint knows this link."""
@@ -92,10 +97,18 @@ class Link(Connection):
         self._owner = owner
         self._quic = quic
         quic.emit = self._emit
-        self._who = f"a client at {address}" if server is None else f"peer {server.short} at {address}"
+        self._who = f"whoever is at {address}" if takes_anybody else f"a client at {address}"
         if server is not None:
+            self._who = f"peer {server.short} at {address}"
             self.peer_id = server
-        self._greeting = Greeting(replace(me, observed=str(address)), server, self._who, os.urandom, monotonic())
+        self._greeting = Greeting(
+            replace(me, observed=str(address)),
+            server,
+            self._who,
+            os.urandom,
+            monotonic(),
+            takes_anybody=takes_anybody,
+        )
         self._control = FrameDecoder(MAX_HELLO_BYTES)
         self._upkeep: Upkeep | None = None
         self._lanes = Lanes(self, quic, owner.kinds, self._flush, self._send_at_once)
