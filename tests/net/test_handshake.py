@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgpack
 import pytest
@@ -15,6 +15,7 @@ from meshswarm.identity import Identity, PeerId
 from meshswarm.net.codes import CloseCode
 from meshswarm.net.handshake import (
     HELLO_TIMEOUT_S,
+    MAX_HELLO_BYTES,
     Action,
     ClientHello,
     Established,
@@ -24,7 +25,7 @@ from meshswarm.net.handshake import (
     ServerHello,
     VersionRange,
 )
-from meshswarm.net.swarm import Swarm
+from meshswarm.net.swarm import MAX_SWARM_KEYS, Role, Swarm
 
 ALICE = Identity.from_seed(b"a" * 32)
 BOB = Identity.from_seed(b"b" * 32)
@@ -171,6 +172,83 @@ def test_a_server_of_another_swarm_never_convinces_the_client() -> None:
     assert isinstance(answer, Send)
     c.receive(answer.frame, 0.1)
     assert_refused(c.receive(wire[3], 0.1))
+
+
+# -- a swarm whose key is being changed, and members who were expelled
+
+
+NEW_KEY, OLD_KEY = b"n" * 32, b"k" * 32
+
+
+class Lax(Swarm):
+    """A former member's: it does not care whom it answers."""
+
+    def admits_tags(self, peer: PeerId, role: Role, fields: bytes, tags: Sequence[bytes]) -> bool:
+        return True
+
+
+def renewed(expelled: tuple[PeerId, ...] = (), holders: tuple[PeerId, ...] | None = None) -> Swarm:
+    swarm = Swarm("office", OLD_KEY)
+    swarm.renew([NEW_KEY, OLD_KEY], expelled=expelled, holders=holders)
+    return swarm
+
+
+@pytest.mark.parametrize(
+    ("at_alice", "at_bob"),
+    [
+        (Swarm("office", OLD_KEY), renewed()),
+        (renewed(), Swarm("office", OLD_KEY)),
+        (renewed(), renewed()),
+        (renewed(), Swarm.of_keys("office", [NEW_KEY], lineage=OLD_KEY)),
+        (renewed(holders=(BOB.peer_id,)), Swarm("office", OLD_KEY)),
+        (Swarm("office", OLD_KEY), renewed(holders=(ALICE.peer_id,))),
+    ],
+)
+def test_members_meet_while_the_key_changes(at_alice: Swarm, at_bob: Swarm) -> None:
+    at_client, at_server, _ = converse(client(Self(ALICE, at_alice, "a")), server(Self(BOB, at_bob, "b")))
+    assert isinstance(at_client[0], Established) and isinstance(at_server[0], Established)
+
+
+@pytest.mark.parametrize(
+    "of_member",
+    [renewed(expelled=(ALICE.peer_id,)), renewed(holders=()), Swarm.of_keys("office", [NEW_KEY], lineage=OLD_KEY)],
+    ids=["expelled", "not a known holder of the older key", "the older key ran out"],
+)
+def test_a_former_member_is_refused_as_any_stranger_is_in_both_directions(of_member: Swarm) -> None:
+    former = Self(ALICE, Swarm("office", OLD_KEY), "a")
+    _, at_server, wire = converse(client(former), server(Self(BOB, of_member, "b")))
+    stranger = client(Self(ALICE, Swarm("office", b"x" * 32), "a"))
+    _, to_stranger, _ = converse(stranger, server(Self(BOB, of_member, "b")))
+    assert assert_refused(at_server) == assert_refused(to_stranger) and len(wire) == 3
+    dialler = ClientHello(Self(BOB, of_member, "b"), ALICE.peer_id, CERTIFICATE, b"1" * 32, 0.0)
+    dialled = ServerHello(
+        Self(ALICE, Lax("office", OLD_KEY), "a"), BOB.peer_id, CERTIFICATE, lambda count: b"2" * count, 0.0
+    )
+    at_member, _, _ = converse(dialler, dialled)
+    assert_refused(at_member)
+
+
+def test_the_expelled_with_the_newest_key_are_refused_too() -> None:
+    _, at_server, _ = converse(client(), server(Self(BOB, renewed(expelled=(ALICE.peer_id,)), "b")))
+    assert_refused(at_server)
+    current = Self(ALICE, Swarm.of_keys("office", [NEW_KEY], lineage=OLD_KEY), "a")
+    _, at_server, _ = converse(client(current), server(Self(BOB, renewed(expelled=(ALICE.peer_id,)), "b")))
+    assert_refused(at_server)
+
+
+@pytest.mark.parametrize("older", [b"x", ["short"], [b"y" * 31], [b"z" * 32] * 4, {"a": 1}, None])
+def test_malformed_older_tags_end_it(older: object) -> None:
+    def add(number: int, frame: bytes) -> bytes:
+        return bytes(msgpack.packb({**msgpack.unpackb(frame), "older_tags": older})) if number == 2 else frame
+
+    _, at_server, _ = converse(client(), server(), add)
+    assert_refused(at_server)
+
+
+def test_the_longest_proof_fits_the_limit() -> None:
+    swarm = Swarm.of_keys("office", [bytes([n]) * 32 for n in range(MAX_SWARM_KEYS)])
+    _, _, wire = converse(client(Self(ALICE, swarm, "é" * 99, "x" * 99)), server(Self(BOB, swarm, "b")))
+    assert len(wire) == 4 and max(map(len, wire)) <= MAX_HELLO_BYTES
 
 
 def test_a_frame_before_hello_ends() -> None:

@@ -5,7 +5,9 @@
 
 Both signatures and tags cover the same fields: both keys, both nonces, the hash of the server's certificate, and the
 hash of messages 1 and 2 exactly as they were sent, so that nobody in between can lower the version. The client shows
-its swarm's tag first. The rule this file keeps: whatever a client gets wrong, the server answers with one code.
+its swarm's tag first; while a swarm's key is being changed, tags under the older keys go along. Either side refuses a
+peer whom its swarm does not admit, with the right tag too. The rule this file keeps: whatever a client gets wrong, the
+server answers with one code.
 Signatures are made for "hello-client" and "hello-server", tags for the role, so neither can be sent back to its maker.
 
 A state machine takes frames and the time and returns actions: `Send`, then at the end one `Established` or `Failed`.
@@ -25,7 +27,7 @@ import msgpack
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RemoteProtocolError
 from meshswarm.identity import KEY_BYTES, Identity, PeerId
 from meshswarm.net.codes import CloseCode
-from meshswarm.net.swarm import Role, Swarm
+from meshswarm.net.swarm import MAX_SWARM_KEYS, Role, Swarm
 
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_BYTES = 1024
@@ -150,15 +152,16 @@ class _Hello:
 
     def _proof(self, fields: bytes) -> bytes:
         me = self._me
-        return _pack(
-            {
-                "signature": me.identity.sign(f"hello-{self._role}", fields),
-                "tag": me.swarm.tag(self._role, fields),
-                "agent": me.agent[:MAX_AGENT_CHARS],
-                "observed": me.observed[:MAX_OBSERVED_CHARS],
-                "instance": me.instance,
-            }
-        )
+        proof: dict[str, Any] = {
+            "signature": me.identity.sign(f"hello-{self._role}", fields),
+            "tag": me.swarm.tag(self._role, fields),
+            "agent": me.agent[:MAX_AGENT_CHARS],
+            "observed": me.observed[:MAX_OBSERVED_CHARS],
+            "instance": me.instance,
+        }
+        if older := me.swarm.older_tags(self._role, fields):
+            proof["older_tags"] = older
+        return _pack(proof)
 
     def _check_proof(self, message: dict[str, Any], peer: PeerId, fields: bytes, version: int) -> Established | None:
         """None when anything is wrong; all of it is checked every time, so that timing does not tell which."""
@@ -167,8 +170,8 @@ class _Hello:
         observed = _text(message, "observed", MAX_OBSERVED_CHARS)
         instance = _bytes(message, "instance", INSTANCE_BYTES)
         signed = peer.verify(f"hello-{role}", fields, _bytes(message, "signature", 64))
-        tagged = self._me.swarm.has_tag(role, fields, _bytes(message, "tag", 32))
-        return Established(peer, version, agent, observed, instance) if signed and tagged else None
+        admitted = self._me.swarm.admits_tags(peer, role, fields, [_bytes(message, "tag", 32), *_older_tags(message)])
+        return Established(peer, version, agent, observed, instance) if signed and admitted else None
 
 
 class ClientHello(_Hello):
@@ -290,6 +293,15 @@ def _bytes(message: dict[str, Any], name: str, length: int) -> bytes:
     if not isinstance(value, bytes) or len(value) != length:
         raise ValueError(f"{name} is not {length} bytes")
     return value
+
+
+def _older_tags(message: dict[str, Any]) -> list[bytes]:
+    tags = message.get("older_tags", [])
+    if not isinstance(tags, list) or len(tags) >= MAX_SWARM_KEYS:
+        raise ValueError("older_tags is not a short list")
+    if not all(isinstance(tag, bytes) and len(tag) == 32 for tag in tags):
+        raise ValueError("an older tag is not 32 bytes")
+    return tags
 
 
 def _integer(message: dict[str, Any], name: str) -> int:
