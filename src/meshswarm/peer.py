@@ -21,7 +21,7 @@ from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock, WireChoice
-from meshswarm.dht.known_peers import load_known_peers, save_known_peers
+from meshswarm.dht.known_peers import KnownPeers, KnownPeersError
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
@@ -180,6 +180,7 @@ class Peer:
         swarm = Swarm(self.settings.swarm)
         bookkeeper = Bookkeeper(self.identity, writer, swarm.swarm_id)
         self.dht = Dht(self.endpoint, self.identity, swarm)
+        self._known_peers = KnownPeers(home.known_peers, self.identity, swarm.swarm_id)
         sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         offer_headers(self.endpoint, self.store)
@@ -274,7 +275,7 @@ class Peer:
     async def _leave(self, sent: SentRows) -> None:
         """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
         self.spans.draining = True
-        save_known_peers(self.settings.home.known_peers, self.dht.known_peers())
+        self._known_peers.save(self.dht.seen_peers(), time.time())
         await self.dht.withdraw()
         await self.api.stop()
         await self._head.close()
@@ -283,7 +284,11 @@ class Peer:
 
     async def _join(self) -> None:
         asked = [(peer, (address,)) for peer, address in self.settings.join]
-        known = load_known_peers(self.settings.home.known_peers)
+        try:
+            known = [seen.as_known for seen in self._known_peers.load(time.time())]
+        except KnownPeersError as error:
+            known = []
+            self._warn(error)
         if not asked and not known:
             return
         reached = await self.dht.join([*asked, *known])

@@ -1,7 +1,8 @@
-"""The peers of last time, as plain JSON: who to ask first at the next start.
+"""The peers of last time, as plain JSON signed with this peer's own key: whom to ask first at the next start.
 
-The rule this file keeps: the file is a hint. One that is damaged, or partly so, is read as far as it makes sense, with
-a warning, and never keeps a peer from starting; and it is written whole or not at all.
+The rule this file keeps: the file is a hint that only this peer may have written, about this swarm. One that somebody
+changed, or that belongs to another peer or swarm, is refused with a sentence and never keeps a peer from starting; it
+is written whole or not at all; and who was met once is forgotten only for somebody met later, or after a long time.
 """
 
 from __future__ import annotations
@@ -9,64 +10,115 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshswarm.config import Address
 from meshswarm.dht.wire import MAX_ADDRESSES
-from meshswarm.identity import PeerId
+from meshswarm.errors import LocalError
+from meshswarm.identity import Identity, PeerId
 
 MAX_KNOWN_PEERS = 64
-_MAX_FILE_BYTES = 1024 * 1024
-_VERSION = 1
+MAX_AGE_S = 180 * 86400.0
+_MAX_FILE_BYTES = 256 * 1024
+_VERSION = 2
+_PURPOSE = "known-peers"
 
 KnownPeer = tuple[PeerId, tuple[Address, ...]]
 
 logger = logging.getLogger(__name__)
 
 
-def load_known_peers(path: Path) -> list[KnownPeer]:
-    """The peers in `path`, the best first; none when there is no such file or it is damaged."""
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError("it is far too large")
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(saved, dict) or saved.get("version") != _VERSION or not isinstance(saved.get("peers"), list):
-            raise ValueError("it has another form")
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, RecursionError) as error:
-        logger.warning("the known peers in %s cannot be read and are ignored: %s", path, error)
-        return []
-    known = {}
-    for entry in saved["peers"][:MAX_KNOWN_PEERS]:
+class KnownPeersError(LocalError):
+    """The file of known peers cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPeer:
+    """A peer that proved its key at one of `addresses`, best first. `last_s`: when it was last heard, Unix time."""
+
+    peer: PeerId
+    addresses: tuple[Address, ...]
+    last_s: float
+
+    @property
+    def as_known(self) -> KnownPeer:
+        return self.peer, self.addresses
+
+
+class KnownPeers:
+    """The file of the peer `identity` in the swarm `swarm_id`; it lies beside `path`, with the swarm in its name."""
+
+    def __init__(self, path: Path, identity: Identity, swarm_id: bytes) -> None:
+        self.path = path.with_name(f"{path.stem}-{swarm_id[:8].hex()}{path.suffix}")
+        self._identity = identity
+        self._swarm_id = swarm_id
+
+    def load(self, now_s: float) -> list[SeenPeer]:
+        """Those met last first; none when there is no such file. Raises KnownPeersError for one that is not this
+        peer's own, or that cannot be read."""
         try:
-            peer, addresses = _read(entry)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            logger.warning("an entry of the known peers in %s cannot be read and is ignored", path)
-        else:
-            known[peer] = addresses
-    return list(known.items())
+            if self.path.stat().st_size > _MAX_FILE_BYTES:
+                raise ValueError("it is far too large")
+            saved = json.loads(self.path.read_text(encoding="utf-8"))
+            seen = self._read(saved)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise KnownPeersError(f"the known peers in {self.path} are ignored: {_reason(error)}") from None
+        recent = [SeenPeer(each.peer, each.addresses, min(each.last_s, now_s)) for each in seen]
+        return sorted((each for each in recent if now_s - each.last_s <= MAX_AGE_S), key=lambda each: -each.last_s)
+
+    def save(self, met: Iterable[SeenPeer], now_s: float) -> None:
+        """Puts `met` before those that are there. When that fails, there is a warning and the old file stays."""
+        try:
+            earlier = self.load(now_s)
+        except KnownPeersError:
+            earlier = []
+        newest: dict[PeerId, SeenPeer] = {}
+        for each in sorted([*met, *earlier], key=lambda each: -each.last_s):
+            newest.setdefault(each.peer, each)
+        entries = [
+            {"peer": str(each.peer), "addresses": [str(address) for address in each.addresses], "last_s": each.last_s}
+            for each in list(newest.values())[:MAX_KNOWN_PEERS]
+            if each.addresses
+        ]
+        body = {"version": _VERSION, "swarm": self._swarm_id.hex(), "peers": entries}
+        signature = self._identity.sign(_PURPOSE, _signed(body)).hex()
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+        try:
+            temporary.write_text(json.dumps({**body, "signature": signature}, indent=1), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            logger.warning("the known peers could not be saved to %s: %s", self.path, error.strerror or error)
+            temporary.unlink(missing_ok=True)
+
+    def _read(self, saved: Any) -> list[SeenPeer]:
+        if not isinstance(saved, dict) or saved.get("version") != _VERSION:
+            raise ValueError("it has another form")
+        body = {name: value for name, value in saved.items() if name != "signature"}
+        if not self._identity.peer_id.verify(_PURPOSE, _signed(body), bytes.fromhex(saved["signature"])):
+            raise ValueError("this peer did not write it, or somebody changed it since")
+        if body["swarm"] != self._swarm_id.hex():
+            raise ValueError("it is about another swarm")
+        return [_entry(entry) for entry in body["peers"][:MAX_KNOWN_PEERS]]
 
 
-def save_known_peers(path: Path, peers: Sequence[KnownPeer]) -> None:
-    """Replaces the file. When that fails, there is a warning and the old file stays."""
-    entries = [
-        {"peer": str(peer), "addresses": [str(address) for address in addresses]}
-        for peer, addresses in peers[:MAX_KNOWN_PEERS]
-    ]
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        temporary.write_text(json.dumps({"version": _VERSION, "peers": entries}, indent=1), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        logger.warning("the known peers could not be saved to %s: %s", path, error.strerror or error)
-        temporary.unlink(missing_ok=True)
-
-
-def _read(entry: Any) -> KnownPeer:
-    addresses = entry["addresses"]
-    if not isinstance(addresses, list) or not addresses:
+def _entry(entry: Any) -> SeenPeer:
+    addresses = tuple(Address.parse(text) for text in entry["addresses"][:MAX_ADDRESSES])
+    if not addresses:
         raise ValueError("no addresses")
-    return PeerId.parse(entry["peer"]), tuple(Address.parse(text) for text in addresses[:MAX_ADDRESSES])
+    return SeenPeer(PeerId.parse(entry["peer"]), addresses, float(entry["last_s"]))
+
+
+def _signed(body: dict[str, Any]) -> bytes:
+    """The same bytes for the same content, however it is laid out in the file."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if type(error) is ValueError else "it is damaged"

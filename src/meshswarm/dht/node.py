@@ -24,7 +24,7 @@ from meshswarm.dht.announcer import Announcer
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core
 from meshswarm.dht.keys import Topics
-from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer
+from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer, SeenPeer
 from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
 from meshswarm.dht.messages import Sender
 from meshswarm.dht.questions import QUESTION_TIMEOUT_S, Questions
@@ -118,6 +118,13 @@ class Dht:
         for contact in contacts:
             known.setdefault(contact.peer, contact.addresses)
         return list(known.items())[:MAX_KNOWN_PEERS]
+
+    def seen_peers(self) -> list[SeenPeer]:
+        """The peers in this one's table, last heard first; none when this peer is alone."""
+        held = self.unreachable()
+        near = sorted(self._core.table.neighbours(), key=lambda neighbour: -neighbour.last_seen)
+        live = [each for each in near if each.contact.peer not in held]
+        return [SeenPeer(each.contact.peer, each.contact.addresses, each.last_seen) for each in live]
 
     def unreachable(self) -> frozenset[PeerId]:
         """Peers that did not answer lately and are left alone for a while: not worth a place in a route."""
