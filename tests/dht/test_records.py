@@ -59,6 +59,8 @@ coverages = st.builds(
     ),
     us_per_layer_4=st.integers(0, 10**9),
     us_per_layer_16=st.integers(0, 10**9),
+    read_bytes_per_s=st.integers(0, 2**50),
+    paged_bytes=st.integers(0, 2**50),
     seq=st.integers(0, 2**53),
     expires_ms=st.integers(0, 2**53),
 )
@@ -89,6 +91,8 @@ def test_a_record_within_the_limits_fits_and_comes_back(record: CoverageRecord) 
         ("us_per_layer_4", -1),
         ("us_per_layer_16", 10**10),
         ("free_kv_tokens", -1),
+        ("read_bytes_per_s", -1),
+        ("paged_bytes", 2**51),
         ("roles", ("Server",)),
         ("roles", ("a",) * 9),
         ("rtts", ((b"short", 5),)),
@@ -126,6 +130,8 @@ def test_a_value_out_of_its_limits_makes_no_record(
         (8, [[b"12345678", 2**40]]),
         (9, -1),
         (10, "fast"),
+        (11, 2**51),
+        (12, -1),
     ],
 )
 def test_a_well_signed_lie_is_refused(make_coverage: Callable[..., CoverageRecord], position: int, value: Any) -> None:
@@ -156,7 +162,9 @@ def test_a_later_versions_addition_is_read_past(make_coverage: Callable[..., Cov
 
 def test_a_record_of_the_first_version_is_read(make_coverage: Callable[..., CoverageRecord]) -> None:
     record = make_coverage(peer=AUTHOR.peer_id)
-    fields = wire.unpack_array(make_coverage(us_per_layer_4=500, us_per_layer_16=900).body(), 1000, "it")
+    fields = wire.unpack_array(
+        make_coverage(us_per_layer_4=500, us_per_layer_16=900, read_bytes_per_s=7, paged_bytes=7).body(), 1000, "it"
+    )
     assert CoverageRecord.from_record(sign(record, wire.pack(fields[:9]))) == record
 
 

@@ -26,6 +26,7 @@ _MAX_US = 10**9
 _MAX_RTT_US = 60 * 10**6
 _MAX_CONTEXT = 2**31 - 1
 _MAX_KV_TOKENS = 2**40
+_MAX_BYTES = 2**50
 _ROLE = re.compile(r"[a-z][a-z-]{0,15}")
 _NUMCLASS = re.compile(r"[\x20-\x7e]{0,96}")
 
@@ -37,8 +38,9 @@ class CoverageRecord:
     `loaded` False: held on disk, not in memory. `us_per_layer`: measured µs one decode row takes in one layer;
     `us_per_layer_4`, `us_per_layer_16`: 4 and 16 rows of different sessions together, 0 when not measured.
     `prefill_us_per_row_layer`: per row of a long prompt. `free_kv_tokens`: positions it can still reserve.
-    `rtts`: measured round trips to other peers in µs, by the first 8 bytes of their keys. `seq` and `expires_ms` (Unix
-    time) are set when the record is published.
+    `rtts`: measured round trips to other peers in µs, by the first 8 bytes of their keys. `paged_bytes`: weights that
+    memory has no room for, 0 for none, and `read_bytes_per_s` how fast they come back from the disk, 0 when not
+    measured. `seq` and `expires_ms` (Unix time) are set when the record is published.
     """
 
     peer: PeerId
@@ -55,6 +57,8 @@ class CoverageRecord:
     rtts: tuple[tuple[bytes, int], ...] = ()
     us_per_layer_4: int = 0
     us_per_layer_16: int = 0
+    read_bytes_per_s: int = 0
+    paged_bytes: int = 0
     seq: int = 0
     expires_ms: int = 0
 
@@ -69,6 +73,8 @@ class CoverageRecord:
         together = max(self.us_per_layer_4, self.us_per_layer_16)
         _require(min(self.us_per_layer_4, self.us_per_layer_16) >= 0 and together <= _MAX_US, "µs are from 0 to 10^9")
         _require(0 <= self.free_kv_tokens <= _MAX_KV_TOKENS, "free_kv_tokens is from 0 to 2^40")
+        _require(0 <= self.read_bytes_per_s <= _MAX_BYTES, "read_bytes_per_s is from 0 to 2^50")
+        _require(0 <= self.paged_bytes <= _MAX_BYTES, "paged_bytes is from 0 to 2^50")
         _require(len(self.roles) <= MAX_ROLES, f"at most {MAX_ROLES} roles")
         _require(all(_ROLE.fullmatch(role) for role in self.roles), "a role is 1 to 16 of a-z and -")
         _require(len(self.rtts) <= MAX_RTTS, f"at most {MAX_RTTS} round trips")
@@ -90,6 +96,8 @@ class CoverageRecord:
                 [[prefix, us] for prefix, us in self.rtts],
                 self.us_per_layer_4,
                 self.us_per_layer_16,
+                self.read_bytes_per_s,
+                self.paged_bytes,
             ]
         )
 
@@ -102,7 +110,7 @@ class CoverageRecord:
         fields = wire.array(wire.unpack_array(record.body, len(record.body), what), what, at_least=9)
         roles = wire.array(fields[7], "roles", at_most=MAX_ROLES)
         rtts = wire.array(fields[8], "round trips", at_most=MAX_RTTS)
-        together = [*fields[9:11], 0, 0]  # appended after the first version, whose records end before
+        later = [*fields[9:13], 0, 0, 0, 0]  # appended after the first version, whose records end before
         try:
             return cls(
                 peer=record.author,
@@ -117,8 +125,10 @@ class CoverageRecord:
                 free_kv_tokens=wire.integer(fields[6], "free_kv_tokens"),
                 roles=tuple(wire.text(role, "role", at_most=16) for role in roles),
                 rtts=tuple(_rtt(item) for item in rtts),
-                us_per_layer_4=wire.integer(together[0], "us_per_layer_4"),
-                us_per_layer_16=wire.integer(together[1], "us_per_layer_16"),
+                us_per_layer_4=wire.integer(later[0], "us_per_layer_4"),
+                us_per_layer_16=wire.integer(later[1], "us_per_layer_16"),
+                read_bytes_per_s=wire.integer(later[2], "read_bytes_per_s"),
+                paged_bytes=wire.integer(later[3], "paged_bytes"),
                 seq=record.seq,
                 expires_ms=record.expires_ms,
             )
