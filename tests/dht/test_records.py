@@ -61,6 +61,7 @@ coverages = st.builds(
     us_per_layer_16=st.integers(0, 10**9),
     read_bytes_per_s=st.integers(0, 2**50),
     paged_bytes=st.integers(0, 2**50),
+    next_span=st.none() | st.just(Span(3, 512)),
     seq=st.integers(0, 2**53),
     expires_ms=st.integers(0, 2**53),
 )
@@ -163,9 +164,20 @@ def test_a_later_versions_addition_is_read_past(make_coverage: Callable[..., Cov
 def test_a_record_of_the_first_version_is_read(make_coverage: Callable[..., CoverageRecord]) -> None:
     record = make_coverage(peer=AUTHOR.peer_id)
     fields = wire.unpack_array(
-        make_coverage(us_per_layer_4=500, us_per_layer_16=900, read_bytes_per_s=7, paged_bytes=7).body(), 1000, "it"
+        make_coverage(
+            us_per_layer_4=500, us_per_layer_16=900, read_bytes_per_s=7, paged_bytes=7, next_span=Span(0, 2)
+        ).body(),
+        1000,
+        "it",
     )
     assert CoverageRecord.from_record(sign(record, wire.pack(fields[:9]))) == record
+
+
+@pytest.mark.parametrize("bad", [[3, 3], [5, 2], [-1, 4], [0, 513], [1], [1, 2, 3], "0:4", [0.0, 4]])
+def test_a_next_span_that_is_none_is_refused(make_coverage: Callable[..., CoverageRecord], bad: object) -> None:
+    fields = wire.unpack_array(make_coverage().body(), 1000, "it")
+    with pytest.raises(WireError):
+        CoverageRecord.from_record(sign(make_coverage(peer=AUTHOR.peer_id), wire.pack([*fields[:-1], bad])))
 
 
 def test_a_tombstone_and_a_card_are_no_coverage(make_record: Callable[..., SignedRecord]) -> None:

@@ -27,6 +27,8 @@ _MAX_RTT_US = 60 * 10**6
 _MAX_CONTEXT = 2**31 - 1
 _MAX_KV_TOKENS = 2**40
 _MAX_BYTES = 2**50
+_ABSENT: tuple[object, ...] = (0, 0, 0, 0, [])
+"""What the fields after the first nine are where a record ends before them."""
 _ROLE = re.compile(r"[a-z][a-z-]{0,15}")
 _NUMCLASS = re.compile(r"[\x20-\x7e]{0,96}")
 
@@ -40,7 +42,8 @@ class CoverageRecord:
     `prefill_us_per_row_layer`: per row of a long prompt. `free_kv_tokens`: positions it can still reserve.
     `rtts`: measured round trips to other peers in µs, by the first 8 bytes of their keys. `paged_bytes`: weights that
     memory has no room for, 0 for none, and `read_bytes_per_s` how fast they come back from the disk, 0 when not
-    measured. `seq` and `expires_ms` (Unix time) are set when the record is published.
+    measured. `next_span`: the layers it is loading, to serve them instead. `seq` and `expires_ms` (Unix time) are set
+    when the record is published.
     """
 
     peer: PeerId
@@ -59,6 +62,7 @@ class CoverageRecord:
     us_per_layer_16: int = 0
     read_bytes_per_s: int = 0
     paged_bytes: int = 0
+    next_span: Span | None = None
     seq: int = 0
     expires_ms: int = 0
 
@@ -98,6 +102,7 @@ class CoverageRecord:
                 self.us_per_layer_16,
                 self.read_bytes_per_s,
                 self.paged_bytes,
+                [] if self.next_span is None else [self.next_span.start, self.next_span.stop],
             ]
         )
 
@@ -110,7 +115,7 @@ class CoverageRecord:
         fields = wire.array(wire.unpack_array(record.body, len(record.body), what), what, at_least=9)
         roles = wire.array(fields[7], "roles", at_most=MAX_ROLES)
         rtts = wire.array(fields[8], "round trips", at_most=MAX_RTTS)
-        later = [*fields[9:13], 0, 0, 0, 0]  # appended after the first version, whose records end before
+        later = [*fields[9:], *_ABSENT[len(fields) - 9 :]]  # appended after the first version, whose records end before
         try:
             return cls(
                 peer=record.author,
@@ -129,6 +134,7 @@ class CoverageRecord:
                 us_per_layer_16=wire.integer(later[1], "us_per_layer_16"),
                 read_bytes_per_s=wire.integer(later[2], "read_bytes_per_s"),
                 paged_bytes=wire.integer(later[3], "paged_bytes"),
+                next_span=_next_span(later[4]),
                 seq=record.seq,
                 expires_ms=record.expires_ms,
             )
@@ -139,6 +145,13 @@ class CoverageRecord:
 def _rtt(item: object) -> tuple[bytes, int]:
     pair = wire.array(item, "round trip", at_least=2, at_most=2)
     return wire.binary(pair[0], "round trip", size=RTT_PREFIX_BYTES), wire.integer(pair[1], "round trip")
+
+
+def _next_span(item: object) -> Span | None:
+    if item == []:
+        return None
+    ends = wire.array(item, "next span", at_least=2, at_most=2)
+    return Span(wire.integer(ends[0], "next span"), wire.integer(ends[1], "next span"))
 
 
 def _require(condition: bool, sentence: str) -> None:
