@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import NoRouteError
@@ -27,6 +28,16 @@ class MissingLayersError(NoRouteError):
         self.held = held
 
 
+class Objection(Enum):
+    """What speaks against a peer, whatever it costs."""
+
+    AVOIDED = auto()
+    BEYOND_THE_MODEL = auto()
+    ON_DISK = auto()
+    CONTEXT = auto()
+    ROOM = auto()
+
+
 def usable(
     offered: Iterable[CoverageRecord], *, n_layers: int, avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int
 ) -> list[CoverageRecord]:
@@ -34,8 +45,23 @@ def usable(
     return [
         record
         for record in offered
-        if record.span.stop <= n_layers and _objection(record, avoid, n_ctx, kv_tokens) is None
+        if objection(record, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens) is None
     ]
+
+
+def objection(
+    record: CoverageRecord, *, n_layers: int, avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int
+) -> Objection | None:
+    """The first thing that speaks against a peer."""
+    if record.span.stop > n_layers:
+        return Objection.BEYOND_THE_MODEL
+    if record.peer in avoid:
+        return Objection.AVOIDED
+    if not record.loaded:
+        return Objection.ON_DISK
+    if record.n_ctx < n_ctx:
+        return Objection.CONTEXT
+    return Objection.ROOM if record.free_kv_tokens < kv_tokens else None
 
 
 def require_cover(
@@ -63,26 +89,21 @@ def require_cover(
             held=False,
         )
     holders = [record for record in inside if any(_overlap(record.span, gap) for gap in missing)]
-    reasons = Counter(_objection(record, avoid, n_ctx, kv_tokens) for record in holders)
-    counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=str) if reason)
+    ends = {
+        Objection.AVOIDED: "refused it or did not answer",
+        Objection.ON_DISK: "only holding them on disk",
+        Objection.CONTEXT: f"with a context below the {n_ctx} it needs",
+        Objection.ROOM: f"without room for the {kv_tokens} positions it reserves",
+    }
+    reasons = Counter(
+        objection(record, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens) for record in holders
+    )
+    counted = ", ".join(f"{reasons[reason]} {end}" for reason, end in ends.items() if reasons[reason])
     raise MissingLayersError(
         f"layers {_text(missing)} of this model are served, but by no peer that can take this session: {counted}",
         missing=missing,
         held=True,
     )
-
-
-def _objection(record: CoverageRecord, avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int) -> str | None:
-    """Why this peer cannot carry the session, as the end of a sentence that starts with a count."""
-    if record.peer in avoid:
-        return "refused it or did not answer"
-    if not record.loaded:
-        return "only holding them on disk"
-    if record.n_ctx < n_ctx:
-        return f"with a context below the {n_ctx} it needs"
-    if record.free_kv_tokens < kv_tokens:
-        return f"without room for the {kv_tokens} positions it reserves"
-    return None
 
 
 def _overlap(span: Span, other: Span) -> bool:

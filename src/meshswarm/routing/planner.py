@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from meshswarm.config import Address
@@ -55,6 +55,27 @@ class Route:
     queue_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known when routes are planned, and what they are for.
+
+    `rtt_s(head, peer)`: the round trip the head measured, or None; pairs without the head come from the records.
+    `avoid`: peers that refused, did not answer, have gone or are leaving. `n_ctx`: the session's context, which every
+    hop must offer. `kv_tokens`: positions the session reserves at every hop. `queue_s`: expected wait at each peer, 0
+    when absent. `sessions`: how many others the head has at each peer, whose steps share turns with this one's.
+    `measured_us`: what a lone row turned out to take in a layer of a peer, whatever its record claims.
+    """
+
+    head: PeerId
+    rtt_s: RttOf
+    avoid: frozenset[PeerId] = frozenset()
+    n_ctx: int = 1
+    kv_tokens: int = 0
+    queue_s: Mapping[PeerId, float] = field(default_factory=dict)
+    sessions: Mapping[PeerId, int] = field(default_factory=dict)
+    measured_us: Mapping[PeerId, float] = field(default_factory=dict)
+
+
 def plan_routes(
     n_layers: int,
     candidates: Iterable[CoverageRecord],
@@ -67,21 +88,54 @@ def plan_routes(
     kv_tokens: int = 0,
     queue_s: Mapping[PeerId, float] = MappingProxyType({}),
     sessions: Mapping[PeerId, int] = MappingProxyType({}),
+    measured_us: Mapping[PeerId, float] = MappingProxyType({}),
 ) -> list[Route]:
-    """The `limit` best routes through layers `[0, n_layers)`, best first, each with another sequence of peers.
+    """`Planning.of` without what only an explanation needs: the `limit` best routes through layers `[0, n_layers)`."""
+    situation = Situation(head, rtt_s, avoid, n_ctx, kv_tokens, queue_s, sessions, measured_us)
+    return Planning.of(n_layers, candidates, situation, limit).routes
 
-    `rtt_s(head, peer)`: the round trip the head measured, or None; pairs without the head come from the records.
-    `avoid`: peers that refused or did not answer. `n_ctx`: the session's context, which every hop must offer.
-    `kv_tokens`: positions the session reserves at every hop. `queue_s`: expected wait at each peer, 0 when absent.
-    `sessions`: how many others the head has at each peer, whose steps share turns with this one's.
-    Raises MissingLayersError, a NoRouteError, naming the layers.
-    """
-    offered = list(candidates)
-    kept = usable(offered, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
-    require_cover(offered, kept, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
-    records = sorted(kept, key=lambda record: (record.peer, record.span))
-    costs = CostModel(records, head=head, rtt_s=rtt_s, queue_s=queue_s, sessions=sessions)
-    return [_route(path, records, costs, n_layers) for path in _best(records, costs, n_layers, limit)]
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """Routes, best first, each with another sequence of peers, and what they were chosen from: `records` that nothing
+    speaks against, in the order of peers and spans, with their costs. `paths`: the routes as positions in `records`."""
+
+    n_layers: int
+    records: list[CoverageRecord]
+    costs: CostModel
+    paths: list[tuple[int, ...]]
+    routes: list[Route]
+
+    @classmethod
+    def of(cls, n_layers: int, candidates: Iterable[CoverageRecord], situation: Situation, limit: int = 4) -> Planning:
+        """The `limit` best routes through layers `[0, n_layers)`. Raises MissingLayersError, a NoRouteError, naming
+        the layers."""
+        offered = list(candidates)
+        now = situation
+        kept = usable(offered, n_layers=n_layers, avoid=now.avoid, n_ctx=now.n_ctx, kv_tokens=now.kv_tokens)
+        require_cover(offered, kept, n_layers=n_layers, avoid=now.avoid, n_ctx=now.n_ctx, kv_tokens=now.kv_tokens)
+        records = sorted(kept, key=lambda record: (record.peer, record.span))
+        costs = CostModel(
+            records,
+            head=now.head,
+            rtt_s=now.rtt_s,
+            queue_s=now.queue_s,
+            sessions=now.sessions,
+            measured_us=now.measured_us,
+        )
+        paths = _best(records, costs, n_layers, limit)
+        return cls(n_layers, records, costs, paths, [_route(path, records, costs, n_layers) for path in paths])
+
+    @property
+    def best_rank(self) -> int:
+        """What the best route counts as, mixed or not, in thousandths of ns."""
+        (path, route) = self.paths[0], self.routes[0]
+        return round(route.predicted_tpot_s * 1e9) * weight_of(path, self.records)
+
+
+def weight_of(path: Iterable[int], records: Sequence[CoverageRecord]) -> int:
+    """Thousandths that a route over these records counts for."""
+    return MIXED_PERMILLE if _is_mixed(path, records) else 1000
 
 
 def _best(records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, limit: int) -> list[tuple[int, ...]]:
@@ -100,7 +154,7 @@ def _best(records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, li
 
     def rank(suffix: _Suffix) -> _Suffix:
         cost, hops, path = suffix
-        return (cost * (MIXED_PERMILLE if _is_mixed(path, records) else 1000), hops, path)
+        return (cost * weight_of(path, records), hops, path)
 
     best: dict[tuple[PeerId, ...], tuple[int, ...]] = {}
     for _, _, path in sorted(found, key=rank):
@@ -112,14 +166,22 @@ def _is_mixed(path: Iterable[int], records: Sequence[CoverageRecord]) -> bool:
     return len({records[position].numclass for position in path}) > 1
 
 
-def _cheapest(
-    members: Iterable[int], records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, limit: int
-) -> list[_Suffix]:
-    """The `limit` cheapest paths over `members`, each with another sequence of peers.
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """What one can do from a layer on, cheapest first: cost in ns, hops, positions of the records.
 
-    Works from the last layer back. `entering[start]`: everything one can do from layer `start` on, cheapest first, the
-    way in over the head included.
+    `entering[start]`: from layer `start` on, the way in over the head included; the highest start first.
+    `suffixes[position]`: from the start of a record's span on, without the way there.
     """
+
+    entering: dict[int, list[_Suffix]]
+    suffixes: dict[int, list[_Suffix]]
+
+
+def onward(
+    members: Iterable[int], records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, limit: int
+) -> Onward:
+    """The `limit` cheapest ways over `members` from every start, worked out from the last layer back."""
     by_start: dict[int, list[int]] = {}
     for position in members:
         by_start.setdefault(records[position].span.start, []).append(position)
@@ -128,14 +190,21 @@ def _cheapest(
     for start in sorted(by_start, reverse=True):
         for position in by_start[start]:
             suffixes[position] = _suffixes(position, records, costs, n_layers, limit, entering, suffixes)
-        onward = sorted(
+        options = sorted(
             (cost + costs.half_rtt_ns[position], hops, path)
             for position in by_start[start]
             for cost, hops, path in suffixes[position]
         )
-        if onward:
-            entering[start] = onward
-    return _distinct(entering.get(0, ()), records, limit)
+        if options:
+            entering[start] = options
+    return Onward(entering, suffixes)
+
+
+def _cheapest(
+    members: Iterable[int], records: Sequence[CoverageRecord], costs: CostModel, n_layers: int, limit: int
+) -> list[_Suffix]:
+    """The `limit` cheapest paths over `members`, each with another sequence of peers."""
+    return _distinct(onward(members, records, costs, n_layers, limit).entering.get(0, ()), records, limit)
 
 
 def _suffixes(
@@ -155,42 +224,57 @@ def _suffixes(
     layer_ns = costs.layer_ns[position]
     out_ns = costs.half_rtt_ns[position]
     measured = costs.measured_ns[position]
-    # Each entry: cost, hops, path, and where it was taken from, so that its successor there can follow it.
-    heap: list[tuple[int, int, tuple[int, ...], int, int]] = []
+    first_exit = earliest_exit(records[position])
+    ids = costs.peer_ids
+    # Where one can go on: what is to be done there, cheapest first, what it costs to get there, and whether over the
+    # head. Of each only the best is in the heap; whoever is taken makes room for the next from the same place.
+    places: list[tuple[list[_Suffix], int, bool]] = []
+    heap: list[tuple[int, int, tuple[int, ...], int, int]] = []  # cost, hops, path, place, rank there
     if span.stop == n_layers:
         heap.append(((n_layers - span.start) * layer_ns + out_ns, 0, (), -1, 0))
-    first_exit = span.stop if WHOLE_ONLY in records[position].roles else span.start + 1
     for start, options in reversed(entering.items()):  # the lowest start first
         if start > span.stop:
             break
-        if start < first_exit:
-            continue
-        cost, hops, path = options[0]
-        heap.append((cost + (start - span.start) * layer_ns + out_ns, hops, path, start, 0))
+        if start >= first_exit:
+            base = (start - span.start) * layer_ns + out_ns
+            cost, hops, path = options[0]
+            heap.append((cost + base, hops, path, len(places), 0))
+            places.append((options, base, True))
     for target, way_ns in measured.items():
         start = records[target].span.start
-        if first_exit <= start <= span.stop:
+        if first_exit <= start <= span.stop and suffixes.get(target):
             base = (start - span.start) * layer_ns + way_ns
-            heap.extend((base + cost, hops, path, -1, 0) for cost, hops, path in suffixes.get(target, ()))
+            cost, hops, path = suffixes[target][0]
+            heap.append((cost + base, hops, path, len(places), 0))
+            places.append((suffixes[target], base, False))
     heapq.heapify(heap)
     own_ns = costs.hop_ns[position] + costs.queue_ns[position]
     chosen: list[_Suffix] = []
-    seen: set[tuple[PeerId, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
     while heap and len(chosen) < limit:
-        cost, hops, path, start, rank = heap[0]
-        if start >= 0 and rank + 1 < len(entering[start]):
-            cost_after, hops_after, path_after = entering[start][rank + 1]
-            after = cost_after + (start - span.start) * layer_ns + out_ns
-            heapq.heapreplace(heap, (after, hops_after, path_after, start, rank + 1))
-        else:
+        cost, hops, path, place, rank = heap[0]
+        if place < 0:
+            is_over_head = False
             heapq.heappop(heap)
-        if start >= 0 and path[0] in measured:
+        else:
+            options, base, is_over_head = places[place]
+            if rank + 1 < len(options):
+                cost_after, hops_after, path_after = options[rank + 1]
+                heapq.heapreplace(heap, (cost_after + base, hops_after, path_after, place, rank + 1))
+            else:
+                heapq.heappop(heap)
+        if is_over_head and path[0] in measured:
             continue  # its true way is in the heap on its own
-        peers = tuple(records[p].peer for p in path)
+        peers = tuple([ids[p] for p in path])
         if peers not in seen:
             seen.add(peers)
             chosen.append((cost + own_ns, hops + 1, (position, *path)))
     return chosen
+
+
+def earliest_exit(record: CoverageRecord) -> int:
+    """The first layer after which a route may leave the record's span."""
+    return record.span.stop if WHOLE_ONLY in record.roles else record.span.start + 1
 
 
 def _distinct(suffixes: Iterable[_Suffix], records: Sequence[CoverageRecord], limit: int) -> list[_Suffix]:

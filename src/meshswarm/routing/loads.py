@@ -1,0 +1,68 @@
+"""What peers say of themselves at this moment, laid over what their records said some minutes ago.
+
+The rule this file keeps: a report speaks of the model and the span that its record speaks of, or it counts for nothing
+but its peer's presence. It is a claim as the record is; what the head measured outranks both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.identity import PeerId
+from meshswarm.span import Span
+
+_MAX_US = 10**9
+_MAX_KV_TOKENS = 2**40
+_MAX_QUEUE_S = 3600.0
+
+
+class Load(Protocol):
+    """A peer's report: how long a step waits for its turn, what it has room for, µs one row takes in a layer now."""
+
+    @property
+    def model_id(self) -> bytes: ...
+    @property
+    def span(self) -> Span: ...
+    @property
+    def queue_s(self) -> float: ...
+    @property
+    def free_kv_tokens(self) -> int: ...
+    @property
+    def us_per_layer(self) -> int: ...
+
+
+def with_loads(records: Iterable[CoverageRecord], loads: Mapping[PeerId, Load]) -> list[CoverageRecord]:
+    """The records, as true as the newest report of each peer makes them."""
+    return [_with_load(record, loads.get(record.peer)) for record in records]
+
+
+def queues(records: Iterable[CoverageRecord], loads: Mapping[PeerId, Load]) -> dict[PeerId, float]:
+    """How long a step waits at each peer that says so, in seconds."""
+    found = {}
+    for record in records:
+        load = loads.get(record.peer)
+        if load is not None and _is_of(record, load) and load.queue_s > 0:
+            found[record.peer] = min(load.queue_s, _MAX_QUEUE_S)
+    return found
+
+
+def _is_of(record: CoverageRecord, load: Load) -> bool:
+    return load.model_id == record.model_id and load.span == record.span
+
+
+def _with_load(record: CoverageRecord, load: Load | None) -> CoverageRecord:
+    if load is None or not _is_of(record, load):
+        return record
+    us = min(max(load.us_per_layer, 0), _MAX_US) or record.us_per_layer
+    free = min(max(load.free_kv_tokens, 0), _MAX_KV_TOKENS)
+    if (us, free) == (record.us_per_layer, record.free_kv_tokens):
+        return record
+    # Turns of several rows are told by the record alone: they slow down by as much as a lone row does.
+    rows_4, rows_16 = (
+        min(round(several * us / record.us_per_layer), _MAX_US)
+        for several in (record.us_per_layer_4, record.us_per_layer_16)
+    )
+    return replace(record, free_kv_tokens=free, us_per_layer=us, us_per_layer_4=rows_4, us_per_layer_16=rows_16)
