@@ -7,56 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.routing.peers import HEAD, near, peer, record
 
-from meshswarm.config import Address
 from meshswarm.dht.records import WHOLE_ONLY, CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.candidates import MissingLayersError
 from meshswarm.routing.cost import DEFAULT_RTT_S, HOP_S, LOCAL_HOP_S, turn_us
 from meshswarm.routing.planner import MIXED_PERMILLE, Route, plan_routes
 from meshswarm.span import Span
-
-HEAD = PeerId(bytes(32))
-
-
-def peer(number: int) -> PeerId:
-    return PeerId(number.to_bytes(8) + bytes(24))
-
-
-def record(
-    number: int,
-    span: str,
-    us: int = 100,
-    *,
-    numclass: str = "cpu",
-    rtts: Mapping[int, int] | None = None,
-    loaded: bool = True,
-    n_ctx: int = 4096,
-    free: int = 10_000,
-    us_4: int = 0,
-    us_16: int = 0,
-    roles: tuple[str, ...] = (),
-) -> CoverageRecord:
-    return CoverageRecord(
-        peer=peer(number),
-        addresses=(Address("127.0.0.1", 4000 + number),),
-        model_id=bytes(32),
-        span=Span.parse(span),
-        loaded=loaded,
-        numclass=numclass,
-        n_ctx=n_ctx,
-        us_per_layer=us,
-        prefill_us_per_row_layer=10,
-        free_kv_tokens=free,
-        rtts=tuple((peer(other).key[:8], rtt_us) for other, rtt_us in (rtts or {}).items()),
-        us_per_layer_4=us_4,
-        us_per_layer_16=us_16,
-        roles=roles,
-    )
-
-
-def near(_head: PeerId, _peer: PeerId) -> float:
-    return 0.001
 
 
 def shape(route: Route) -> list[tuple[int, str, int]]:
@@ -298,3 +256,30 @@ def test_no_sequence_of_peers_comes_twice() -> None:
     assert shape(routes[0]) == [(1, "0:10", 10), (2, "10:30", 30)]
     sequences = [tuple(hop.peer for hop in route.hops) for route in routes]
     assert len(set(sequences)) == len(sequences)
+
+
+@settings(max_examples=200, deadline=None)
+@given(swarms(), st.data())
+def test_a_slow_peer_is_never_picked_over_a_faster_free_one(records: list[CoverageRecord], data: st.DataObject) -> None:
+    """Everybody equally far: whoever computes the same layers faster, with no longer queue, is taken instead."""
+    records = [replace(r, numclass="cpu", rtts=()) for r in records if r.peer != HEAD]
+    queues = {r.peer: data.draw(st.sampled_from([0.0, 0.0, 0.001, 0.05])) for r in records}
+    try:
+        route = plan_routes(N_LAYERS, records, head=HEAD, rtt_s=near, queue_s=queues)[0]
+    except MissingLayersError:
+        return
+    used = {hop.peer for hop in route.hops}
+    speed = {r.peer: r.us_per_layer for r in records}
+    for hop in route.hops:
+        for r in records:
+            could = r.peer not in used and r.span.start == hop.span.start and r.span.stop >= hop.stop
+            is_better = r.us_per_layer < speed[hop.peer] and queues[r.peer] <= queues[hop.peer]
+            assert not (could and is_better), f"{r.peer.short} computes {r.span} faster than {hop.peer.short}"
+
+
+def test_what_was_measured_here_outranks_what_a_peer_says() -> None:
+    offered = [record(1, "0:30", us=10), record(2, "0:30", us=100)]
+    assert shape(plan_routes(30, offered, head=HEAD, rtt_s=near)[0])[0][0] == 1
+    routes = plan_routes(30, offered, head=HEAD, rtt_s=near, measured_us={peer(1): 500.0})
+    assert shape(routes[0])[0][0] == 2
+    assert routes[1].compute_s == pytest.approx(30 * 500e-6)
