@@ -25,6 +25,7 @@ from meshswarm.head.session_actions import (
     Rows,
     ToSpan,
 )
+from meshswarm.head.step_times import ENOUGH
 from meshswarm.identity import Identity
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.connection import Connection
@@ -44,18 +45,28 @@ class Listener(Protocol):
 
 
 OnInLine = Callable[[InLine], None]
+OnSteps = Callable[["RouteSession"], None]
+"""Hears now and then that a session has seen more steps (`HeadSession.step_times`), and when it ends or is parked."""
 
 
 class RouteSession:
     """One open route. `open` first; then `push` rows; `park`, `close` or `cancel` at the end, whatever happened."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, core: HeadSession, bookkeeper: Bookkeeper) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        core: HeadSession,
+        bookkeeper: Bookkeeper,
+        on_steps: OnSteps = lambda session: None,
+    ) -> None:
         self.core = core
         self.opened: tuple[Opened, ...] = ()
         """What the spans said when they opened."""
         self._endpoint = endpoint
         self._identity = identity
         self._bookkeeper = bookkeeper
+        self._on_steps = on_steps
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._on_in_line: OnInLine = lambda where: None
@@ -141,6 +152,7 @@ class RouteSession:
         """The answer is complete and read: the spans keep the session until they need the room. What happens to it
         from here on is nobody's error; `is_parked` tells whether it is still there."""
         self._listener = None
+        self._on_steps(self)
         self._apply(self.core.park())
 
     def resume(self, temperature: float, top_k: int, deadline_ms: int) -> None:
@@ -188,6 +200,8 @@ class RouteSession:
                 case Rows(seq, rows):
                     if self._listener is not None:
                         self._listener.on_rows(seq, rows)
+                    if self.core.step_times.n >= ENOUGH:
+                        self._on_steps(self)
                 case FullLogits(seq, row, logits):
                     if self._listener is not None:
                         self._listener.on_full_row(seq, row, logits)
@@ -235,6 +249,7 @@ class RouteSession:
         if self._done.is_set():
             return
         self._done.set()
+        self._on_steps(self)
         if self._timer is not None:
             self._timer.cancel()
         if not self._ready.done():

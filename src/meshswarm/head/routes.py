@@ -1,20 +1,25 @@
 """Finding a route and opening it: the cheapest one first, the next-best whenever a peer refuses or is gone.
 
+Routes are planned a few at a time, so that the next-best is there when it is needed. What a session sees of its route
+is learned from (`routing/measured.py`), and prices the next.
+
 The rule this file keeps: a peer that refused or vanished is not asked again for the same request, and nobody is told
-"no" on the word of remembered records alone: they are asked for afresh before giving up.
+"no" on the word of remembered records alone: they are asked for afresh before giving up. Planning over many peers does
+not hold up the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from meshswarm.artifacts.card import ModelCard
+from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import (
@@ -32,16 +37,28 @@ from meshswarm.head.session_actions import Hop, Origin, Terms
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
-from meshswarm.routing.planner import Route, plan_routes
-from meshswarm.routing.prompt_time import Pace
+from meshswarm.routing.cost import turn_us, unmeasured
+from meshswarm.routing.loads import Load, queues, with_loads
+from meshswarm.routing.measured import MeasuredSpeed, MeasuredSpeeds, Share
+from meshswarm.routing.planner import Planning, Route, Situation, repriced
+from meshswarm.routing.probing import worth_probing
+from meshswarm.routing.prompt_time import Pace, pace
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.proving.wire_proofs import F32_WIRE, Wire
 from meshswarm.stage.sessions.messages import SESSION_ID_BYTES
 
+_T = TypeVar("_T")
+
 ROUTE_ATTEMPTS = 8
 MAX_LINKS = 256  # routes whose links are remembered
+ALTERNATIVES = 4  # routes planned at once
+PROBE_TIMEOUT_S = 2.0
+PROBE_ROUNDS = 3
+MAX_RTTS = 4096  # peers whose measured distance is remembered when they are not connected any more
+USUAL_ANSWER = 128  # tokens an answer is taken to have when nobody says
+MANY = 64  # records that are planned over in a thread
 SESSION_DEADLINE_S = 3600
 
 
@@ -60,10 +77,20 @@ class Needs:
     max_wait_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What peers say of themselves at this moment: who has gone, who takes no new sessions, how busy the others are."""
+
+    gone: Callable[[], frozenset[PeerId]] = frozenset
+    draining: Callable[[], frozenset[PeerId]] = frozenset
+    loads: Callable[[], Mapping[PeerId, Load]] = dict
+
+
 class Routes:
     """Opens routes for one head.
 
     `own_records` tells what this peer serves itself: its own layers are used before the DHT has heard of them.
+    `weather`: what is known of peers from minute to minute, nothing by default.
     """
 
     def __init__(
@@ -73,15 +100,21 @@ class Routes:
         dht: Dht,
         bookkeeper: Bookkeeper,
         own_records: Callable[[], Sequence[CoverageRecord]],
+        weather: Weather | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._dht = dht
         self._bookkeeper = bookkeeper
         self._own_records = own_records
+        self._weather = weather or Weather()
+        self._measured = MeasuredSpeeds(endpoint.peer_id)
+        self._rtts: dict[PeerId, float] = {}
         self._busy_until: dict[PeerId, float] = {}
         self._links: dict[tuple[PeerId, ...], LinkSpeed] = {}
-        self._sessions: weakref.WeakSet[RouteSession] = weakref.WeakSet()
+        self._sessions: weakref.WeakKeyDictionary[RouteSession, tuple[CoverageRecord, ...]] = (
+            weakref.WeakKeyDictionary()
+        )  # with the records of their hops
 
     async def coverage(self, card: ModelCard, *, fresh: bool = False) -> list[CoverageRecord]:
         """Who serves layers of the model, this peer included."""
@@ -96,12 +129,15 @@ class Routes:
         cheapest of them, and `on_in_line` hears where. Raises what the last attempt failed with, or NoRouteError."""
         avoid: frozenset[PeerId] = frozenset()  # what this request learned
         full: frozenset[PeerId] = frozenset()  # of those, the ones that only lack room
-        resting = self._dht.unreachable() - {self._endpoint.peer_id}  # what was learned before: gone round at first
+        resting = frozenset(self.away())  # what was learned before: gone round at first
         failure: MeshswarmError | None = None
         is_fresh = False
+        planned: deque[Route] = deque()
         for _ in range(ROUTE_ATTEMPTS):
+            planned = deque(route for route in planned if avoid.isdisjoint(hop.peer for hop in route.hops))
             try:
-                route = self._plan(needs, records, avoid | resting)
+                if not planned:
+                    planned.extend(await self._plan(needs, records, avoid | resting))
             except NoRouteError as error:
                 if not is_fresh:
                     records, is_fresh = await self.coverage(needs.card, fresh=True), True
@@ -111,7 +147,7 @@ class Routes:
                     failure = failure or error
                     break
                 continue
-            session = self._session(needs, route, records)
+            session = self._session(needs, planned.popleft(), records)
             try:
                 await session.open()
                 return session
@@ -125,7 +161,7 @@ class Routes:
         assert failure is not None
         if not full or not needs.max_wait_s:
             raise failure from None
-        route = self._plan(needs, records, avoid - full)
+        route = (await self._plan(needs, records, avoid - full))[0]
         session = self._session(needs, route, records, max_wait_s=needs.max_wait_s)
         await session.open(on_in_line)
         return session
@@ -137,7 +173,9 @@ class Routes:
             source.core.terms, temperature=needs.temperature, top_k=needs.top_k, deadline_ms=SESSION_DEADLINE_S * 1000
         )
         origin = Origin(source.core.session, source.history.beginning(n_positions))
-        session = self._run(source.core.hops, replace(terms, max_wait_ms=0), source.core.route, origin)
+        session = self._run(
+            source.core.hops, replace(terms, max_wait_ms=0), source.core.route, origin, self._sessions[source]
+        )
         await session.open()
         return session
 
@@ -153,38 +191,126 @@ class Routes:
             self._busy_until[peer] = asyncio.get_running_loop().time() + error.retry_after_s
         return frozenset({peer})
 
-    def _plan(self, needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId]) -> Route:
-        """The cheapest route with room for the whole answer, or else for the prompt and a beginning; last of all
-        through peers that said they were full, since they may have room again."""
-        beginning = needs.n_prompt + 1
-        whole = needs.n_prompt + (needs.max_tokens or 1)
-        for n_ctx in dict.fromkeys((whole, beginning)):
-            with contextlib.suppress(NoRouteError):
-                return self._cheapest(needs.card.n_layers, records, avoid, n_ctx, 1)
-        return self._cheapest(needs.card.n_layers, records, avoid, beginning, 0)
+    # -- planning
 
-    def _cheapest(
-        self, n_layers: int, records: Sequence[CoverageRecord], avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int
-    ) -> Route:
+    def situation(
+        self,
+        model_id: bytes,
+        records: Sequence[CoverageRecord],
+        avoid: frozenset[PeerId] = frozenset(),
+        *,
+        n_ctx: int = 1,
+        kv_tokens: int = 0,
+    ) -> Situation:
+        """What this head knows now of the peers of `records`, as `current` gave them."""
         now = asyncio.get_running_loop().time()
         self._busy_until = {peer: until for peer, until in self._busy_until.items() if until > now}
-        return plan_routes(
-            n_layers,
-            records,
-            head=self._endpoint.peer_id,
-            rtt_s=lambda _, peer: self._dht.rtt_s(peer),
+        rtts = {record.peer: self._rtt_s(record.peer) for record in records}
+        waits = queues(records, self._weather.loads())
+        for peer, until in self._busy_until.items():
+            waits[peer] = max(waits.get(peer, 0.0), until - now)
+        return Situation(
+            self._endpoint.peer_id,
+            lambda _, peer: rtts.get(peer),
             avoid=avoid,
-            limit=1,
             n_ctx=n_ctx,
             kv_tokens=kv_tokens,
-            queue_s={peer: until - now for peer, until in self._busy_until.items()},
-            sessions=Counter(hop.peer for each in self._sessions if each.is_at_work for hop in each.core.hops),
-        )[0]
+            queue_s=waits,
+            sessions=self._sessions_at(),
+            measured_us={peer: speed.us_per_layer for peer, speed in self.measured(model_id, records).items()},
+        )
+
+    def away(self) -> dict[PeerId, str]:
+        """Peers that are no use now, as far as is known here, and why."""
+        why = dict.fromkeys(self._dht.unreachable(), "did not answer lately")
+        why |= dict.fromkeys(self._weather.gone(), "has gone")
+        why |= dict.fromkeys(self._weather.draining(), "is leaving and takes no new sessions")
+        why.pop(self._endpoint.peer_id, None)
+        return why
+
+    def current(self, records: Iterable[CoverageRecord]) -> list[CoverageRecord]:
+        """The records, with what their peers said since."""
+        return with_loads(records, self._weather.loads())
+
+    def measured(self, model_id: bytes, records: Iterable[CoverageRecord]) -> dict[PeerId, MeasuredSpeed]:
+        """What this head's own sessions have shown of the speed of others."""
+        claims = {record.peer: float(record.us_per_layer) for record in records}
+        return self._measured.of(model_id, claims, asyncio.get_running_loop().time())
+
+    async def survey(self, records: Sequence[CoverageRecord], peers: Iterable[PeerId] | None = None) -> None:
+        """Measure the round trips to `peers`, or to all of `records` that neither side has measured. Who does not
+        answer is remembered as gone."""
+        if peers is None:
+            peers = unmeasured(records, self._endpoint.peer_id, lambda _, peer: self._rtt_s(peer))
+        addresses = {record.peer: record.addresses for record in records}
+        await asyncio.gather(*(self._probe(peer, addresses[peer]) for peer in peers))
+
+    async def _probe(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                connection = await self._endpoint.dial(peer, addresses)
+                rtt_s = await connection.measure_rtt()
+        except (MeshswarmError, TimeoutError):
+            self._dht.report_unreachable(peer)
+            return
+        self._rtts[peer] = rtt_s
+        if len(self._rtts) > MAX_RTTS:
+            del self._rtts[next(iter(self._rtts))]
+
+    def _rtt_s(self, peer: PeerId) -> float | None:
+        known = self._dht.rtt_s(peer)
+        return self._rtts.get(peer) if known is None else known
+
+    def _sessions_at(self, apart_from: RouteSession | None = None) -> Counter[PeerId]:
+        """How many sessions of this head are at work at each peer."""
+        return Counter(
+            hop.peer for each in self._sessions if each.is_at_work and each is not apart_from for hop in each.core.hops
+        )
+
+    async def _plan(self, needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId]) -> list[Route]:
+        """The best routes with room for the whole answer, or else for the prompt and a beginning; last of all through
+        peers that said they were full, since they may have room again. Whoever may turn out to be near is asked first.
+        """
+        records = self.current(records)
+        beginning = needs.n_prompt + 1
+        whole = needs.n_prompt + (needs.max_tokens or 1)
+        wishes = [*((n_ctx, 1) for n_ctx in dict.fromkeys((whole, beginning))), (beginning, 0)]
+        for n_ctx, kv_tokens in wishes:
+            try:
+                return await self._best(needs, records, avoid, n_ctx, kv_tokens)
+            except NoRouteError as error:
+                failure = error
+        raise failure
+
+    async def _best(
+        self, needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int
+    ) -> list[Route]:
+        n_layers, model_id = needs.card.n_layers, needs.card.model_id
+
+        def situation() -> Situation:
+            return self.situation(model_id, records, avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
+
+        asked: set[PeerId] = set()
+        for _ in range(PROBE_ROUNDS):
+            strangers = await _computed(
+                records,
+                lambda now: worth_probing(n_layers, records, now, needs.max_tokens or USUAL_ANSWER),
+                situation(),
+            )
+            unasked = [peer for peer in strangers if peer not in asked]
+            if not unasked:
+                break
+            asked.update(unasked)
+            await self.survey(records, unasked)
+            avoid |= (asked & self._dht.unreachable()) - {self._endpoint.peer_id}
+        planning = await _computed(records, lambda now: Planning.of(n_layers, records, now, ALTERNATIVES), situation())
+        return planning.routes
 
     def _session(
         self, needs: Needs, route: Route, records: Sequence[CoverageRecord], *, max_wait_s: float = 0.0
     ) -> RouteSession:
-        used = {hop.peer: record for hop in route.hops for record in records if record.peer == hop.peer}
+        by_span = {(record.peer, record.span): record for record in records}
+        used = {hop.peer: by_span[hop.peer, hop.span] for hop in route.hops}
         card = needs.card
         family = FAMILIES.get(card.architecture)
         terms = Terms(
@@ -200,16 +326,53 @@ class Routes:
             max_wait_ms=int(max_wait_s * 1000),
         )
         hops = tuple(Hop(hop.peer, hop.addresses, Span(hop.span.start, hop.stop)) for hop in route.hops)
-        return self._run(hops, terms, [_pace(used[hop.peer], len(hop.span)) for hop in hops], None)
+        paces = [pace(used[hop.peer], len(hop.span)) for hop in hops]
+        return self._run(hops, terms, paces, None, tuple(used[hop.peer] for hop in hops))
 
-    def _run(self, hops: tuple[Hop, ...], terms: Terms, paces: Sequence[Pace], origin: Origin | None) -> RouteSession:
+    def _run(
+        self,
+        hops: tuple[Hop, ...],
+        terms: Terms,
+        paces: Sequence[Pace],
+        origin: Origin | None,
+        records: tuple[CoverageRecord, ...],
+    ) -> RouteSession:
         addresses = tuple(address for address in self._endpoint.addresses if address.is_dialable)
         session = os.urandom(SESSION_ID_BYTES)
         head, link = self._endpoint.peer_id, self._link(hops)
         core = HeadSession(session, head, addresses, hops, terms, route=paces, link=link, origin=origin)
-        running = RouteSession(self._endpoint, self._identity, core, self._bookkeeper)
-        self._sessions.add(running)
+        running = RouteSession(self._endpoint, self._identity, core, self._bookkeeper, self._learn)
+        self._sessions[running] = records
         return running
+
+    # -- learning
+
+    def _learn(self, session: RouteSession) -> None:
+        """What the session's steps took is compared with what the way takes: the rest is its peers' speed."""
+        usual = session.core.step_times.take()
+        if usual is None:
+            return
+        n_rows, seconds = usual
+        core, records = session.core, self._sessions[session]
+        others = self._sessions_at(apart_from=session)
+        now = self.situation(core.terms.model_id, records)
+        priced = repriced(core.terms.n_layers, records, now)
+        shares = [
+            Share(
+                record.peer,
+                float(record.us_per_layer),
+                len(hop.span),
+                turn_us(record, n_rows + others[record.peer]) / turn_us(record, 1),
+            )
+            for hop, record in zip(core.hops, records, strict=True)
+        ]
+        waited_s = priced.network_s + priced.queue_s
+        self._measured.note(core.terms.model_id, shares, seconds - waited_s, asyncio.get_running_loop().time())
+
+    def link_byte_s(self, peers: tuple[PeerId, ...]) -> float:
+        """Seconds that a byte of rows takes from one of these peers to the next, as far as prompts have told."""
+        link = self._links.get(peers)
+        return 0.0 if link is None else link.byte_s
 
     def _link(self, hops: tuple[Hop, ...]) -> LinkSpeed:
         """What is known of the links between these peers; those asked for least lately are forgotten."""
@@ -220,6 +383,6 @@ class Routes:
         return link
 
 
-def _pace(record: CoverageRecord, n_layers: int) -> Pace:
-    """How fast the peer says it is. A step reads all weights once, which is about what a lone row costs."""
-    return Pace(record.prefill_us_per_row_layer * n_layers / 1e6, record.us_per_layer * n_layers / 1e6)
+async def _computed(records: Sequence[CoverageRecord], compute: Callable[[Situation], _T], situation: Situation) -> _T:
+    """What `compute` makes of the situation: in a thread where there are many records."""
+    return await asyncio.to_thread(compute, situation) if len(records) > MANY else compute(situation)

@@ -31,6 +31,7 @@ from meshswarm.head.session_actions import (
     Terms,
     ToSpan,
 )
+from meshswarm.head.step_times import StepTimes
 from meshswarm.identity import PeerId
 from meshswarm.routing.prompt_time import MIN_CHUNK_ROWS, Pace, max_chunk_rows
 from meshswarm.stage.families.family import Rollback
@@ -124,6 +125,7 @@ class HeadSession:
         self.link = link or LinkSpeed()
         self.state = State.OPENING
         self.flights = 0  # results that came back
+        self.step_times = StepTimes()
         self._head = head
         self._head_addresses = head_addresses
         self._origin = origin
@@ -134,6 +136,7 @@ class HeadSession:
         self._outbox = Outbox(session, terms.n_ctx, terms.profile, route, history)
         self._row_bytes = row_bytes(terms.dtype, terms.row_width)
         self._prompt: _Prompt | None = None
+        self._decoding: tuple[int, float] | None = None  # rows of the decode step under way, and when it was sent
         self._result_bytes = 0
         self._awaiting: Step | None = None  # the step whose result is due
         self._last_result: Result | None = None
@@ -244,6 +247,9 @@ class HeadSession:
         self._awaiting = self._outbox.push(tokens, truncate_to, n_draft, size)
         is_prompt = len(tokens) > MIN_CHUNK_ROWS and not n_draft
         self._prompt = _Prompt(len(tokens), size, now) if is_prompt else None
+        is_plain = truncate_to is None or self.rollback is not Rollback.STATE  # going back may mean to compute again
+        is_decode = is_plain and len(tokens) == 1 + n_draft and self._last_result is not None
+        self._decoding = (len(tokens), now) if is_decode else None
         self._deadline = now + STALL_TIMEOUT_S
         return self._send_allowed()
 
@@ -348,6 +354,9 @@ class HeadSession:
         if self._prompt is not None:
             sent, self._prompt = self._prompt, None
             self.link.note(now - sent.began, sent.n_rows, sent.size, self.route, self._row_bytes)
+        if self._decoding is not None:
+            (n_rows, sent_at), self._decoding = self._decoding, None
+            self.step_times.note(n_rows, now - sent_at)
         self._last_result = result
         for state in self._states:
             state.parked = None

@@ -1,7 +1,7 @@
 """What peers say of themselves at this moment, laid over what their records said some minutes ago.
 
-The rule this file keeps: a report speaks of the model and the span that its record speaks of, or it counts for nothing
-but its peer's presence. It is a claim as the record is; what the head measured outranks both.
+The rule this file keeps: a report counts only where it speaks of the model and the span that its peer's record speaks
+of. It is a claim as the record is; what the head measured outranks both.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.span import Span
 
-_MAX_US = 10**9
-_MAX_KV_TOKENS = 2**40
-_MAX_QUEUE_S = 3600.0
-
 
 class Load(Protocol):
-    """A peer's report: how long a step waits for its turn, what it has room for, µs one row takes in a layer now."""
+    """A peer's report, within the limits of records: what it serves, how long a step waits there for its turn, how many
+    positions it has room for, and how many µs one row takes in a layer now, 0 when it does not know."""
 
     @property
-    def model_id(self) -> bytes: ...
+    def model_id(self) -> bytes | None: ...
     @property
-    def span(self) -> Span: ...
+    def span(self) -> Span | None: ...
     @property
     def queue_s(self) -> float: ...
     @property
@@ -45,7 +42,7 @@ def queues(records: Iterable[CoverageRecord], loads: Mapping[PeerId, Load]) -> d
     for record in records:
         load = loads.get(record.peer)
         if load is not None and _is_of(record, load) and load.queue_s > 0:
-            found[record.peer] = min(load.queue_s, _MAX_QUEUE_S)
+            found[record.peer] = load.queue_s
     return found
 
 
@@ -56,13 +53,14 @@ def _is_of(record: CoverageRecord, load: Load) -> bool:
 def _with_load(record: CoverageRecord, load: Load | None) -> CoverageRecord:
     if load is None or not _is_of(record, load):
         return record
-    us = min(max(load.us_per_layer, 0), _MAX_US) or record.us_per_layer
-    free = min(max(load.free_kv_tokens, 0), _MAX_KV_TOKENS)
-    if (us, free) == (record.us_per_layer, record.free_kv_tokens):
+    us = load.us_per_layer or record.us_per_layer
+    if (us, load.free_kv_tokens) == (record.us_per_layer, record.free_kv_tokens):
         return record
     # Turns of several rows are told by the record alone: they slow down by as much as a lone row does.
     rows_4, rows_16 = (
-        min(round(several * us / record.us_per_layer), _MAX_US)
+        min(round(several * us / record.us_per_layer), 10**9)
         for several in (record.us_per_layer_4, record.us_per_layer_16)
     )
-    return replace(record, free_kv_tokens=free, us_per_layer=us, us_per_layer_4=rows_4, us_per_layer_16=rows_16)
+    return replace(
+        record, free_kv_tokens=load.free_kv_tokens, us_per_layer=us, us_per_layer_4=rows_4, us_per_layer_16=rows_16
+    )

@@ -128,4 +128,5 @@ def _explain(
         held |= below
         if held.all():
             break
-    return np.maximum(speeds, least)
+    explained: NDArray[np.float64] = np.maximum(speeds, least)
+    return explained

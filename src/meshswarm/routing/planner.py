@@ -133,6 +133,19 @@ class Planning:
         return round(route.predicted_tpot_s * 1e9) * weight_of(path, self.records)
 
 
+def repriced(n_layers: int, hops: Sequence[CoverageRecord], situation: Situation) -> Route:
+    """The route over these records, in this order, as it is priced now."""
+    costs = CostModel(
+        hops,
+        head=situation.head,
+        rtt_s=situation.rtt_s,
+        queue_s=situation.queue_s,
+        sessions=situation.sessions,
+        measured_us=situation.measured_us,
+    )
+    return _route(tuple(range(len(hops))), hops, costs, n_layers)
+
+
 def weight_of(path: Iterable[int], records: Sequence[CoverageRecord]) -> int:
     """Thousandths that a route over these records counts for."""
     return MIXED_PERMILLE if _is_mixed(path, records) else 1000

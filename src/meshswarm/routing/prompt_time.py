@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.routing.cost import layer_us
 from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile
 from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
 
@@ -30,6 +32,11 @@ class Pace:
     def turn_s(self, n_rows: int) -> float:
         """How long a step of so many rows occupies the span."""
         return self.step_s + n_rows * self.row_s + FRAME_S
+
+
+def pace(record: CoverageRecord, n_layers: int) -> Pace:
+    """How fast the peer says it is. A step reads all weights once, which is about what a lone row costs."""
+    return Pace(record.prefill_us_per_row_layer * n_layers / 1e6, layer_us(record, 1) * n_layers / 1e6)
 
 
 def max_chunk_rows(profile: Profile) -> int:
