@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,16 +14,19 @@ from meshswarm.artifacts.card import ModelCard
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import NoRouteError, PeerUnreachableError, RefusedError
+from meshswarm.errors import MeshswarmError, NoRouteError, PeerUnreachableError, RefusedError
 from meshswarm.head import routes
-from meshswarm.head.routes import Needs, Routes
+from meshswarm.head.route_session import RouteSession
+from meshswarm.head.routes import Needs, Routes, Weather
 from meshswarm.head.session_actions import InLine
-from meshswarm.identity import Identity
+from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
+from meshswarm.routing.gossip.report import LoadReport
+from meshswarm.routing.planner import Planning
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.proving.wire_proofs import Wire
@@ -36,6 +40,9 @@ from meshswarm.stage.sessions.messages import (
     Opened,
     RefusalReason,
     Refused,
+    Result,
+    Row,
+    Step,
     Waiting,
 )
 from meshswarm.stage.sessions.wire import decode, encode
@@ -43,18 +50,20 @@ from meshswarm.stage.sessions.wire import decode, encode
 CARD = ModelCard(bytes(32), "tiny", "llama", "f32", 4, (1000,), 100, 512, 8, 32)
 NEEDS = Needs(CARD, n_prompt=4, max_tokens=8, profile=Profile.FAST, temperature=0.0, top_k=1)
 OPENED = Opened("cpu", 512, bytes(32))
+ROW = Row(b"\x07\0\0\0", b"\0\0\x80\x3f", -1.0)
 BUSY = Refused(RefusalReason.BUSY, "all its sessions are taken", 60_000)
 
 
 @dataclass
 class Holder:
     """A peer that says it serves layers, and gives `answers` to OPENs, the last one again and again. It lets a session
-    wait for a moment where its OPEN allows that, and opens it then."""
+    wait for a moment where its OPEN allows that, and opens it then. A step takes it `step_s`, whatever it says."""
 
     endpoint: Endpoint
     dht: Dht
     answers: tuple[Message, ...]
     asked: list[Open] = field(default_factory=list)
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.endpoint.handle_stream(SESSION_STREAM, self.accept, max_frame_bytes=MAX_FRAME_BYTES)
@@ -69,19 +78,25 @@ class Holder:
             elif isinstance(message, Open):
                 stream.send(encode(self.answers[min(len(self.asked), len(self.answers) - 1)]))
                 self.asked.append(message)
+            elif isinstance(message, Step):
+                result = Result(message.seq, (ROW,) * message.n_outputs, None)
+                asyncio.get_running_loop().call_later(self.step_s, stream.send, encode(result))
 
         stream.receive_with(on_frame, lambda error: None)
+
+    def record(
+        self, span: Span, us_per_layer: int, addresses: tuple[Address, ...] | None = None, us_per_layer_4: int = 0
+    ) -> CoverageRecord:
+        return CoverageRecord(
+            peer=self.endpoint.peer_id, addresses=addresses or (self.endpoint.address,), model_id=CARD.model_id,
+            span=span, loaded=True, numclass="cpu", n_ctx=256, us_per_layer=us_per_layer,
+            prefill_us_per_row_layer=1, free_kv_tokens=1024, us_per_layer_4=us_per_layer_4,
+        )  # fmt: skip
 
     async def say(
         self, span: Span, us_per_layer: int, addresses: tuple[Address, ...] | None = None, us_per_layer_4: int = 0
     ) -> None:
-        await self.dht.publish_coverage(
-            CoverageRecord(
-                peer=self.endpoint.peer_id, addresses=addresses or (self.endpoint.address,), model_id=CARD.model_id,
-                span=span, loaded=True, numclass="cpu", n_ctx=256, us_per_layer=us_per_layer,
-                prefill_us_per_row_layer=1, free_kv_tokens=1024, us_per_layer_4=us_per_layer_4,
-            )
-        )  # fmt: skip
+        await self.dht.publish_coverage(self.record(span, us_per_layer, addresses, us_per_layer_4))
 
 
 @dataclass
@@ -93,13 +108,16 @@ class Scene:
     head: Endpoint
     dht: Dht
     endpoints: list[Endpoint]
+    away: set[PeerId]
+    loads: dict[PeerId, LoadReport]
 
-    async def holder(self, *answers: Message) -> Holder:
+    async def holder(self, *answers: Message, knows_head: bool = True) -> Holder:
         identity = Identity.generate()
         endpoint = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=self.swarm)
         self.endpoints.append(endpoint)
         dht = Dht(endpoint, identity, self.swarm)
-        await dht.join([(self.head.peer_id, (self.head.address,))])
+        if knows_head:
+            await dht.join([(self.head.peer_id, (self.head.address,))])
         return Holder(endpoint, dht, answers or (OPENED,))
 
     async def hops(self) -> list[Endpoint]:
@@ -118,8 +136,11 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     head = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=swarm)
     dht = Dht(head, identity, swarm)
     writer = ReceiptWriter(ReceiptStore(tmp_path / "ledger.sqlite"), lambda error: None)
-    routes = Routes(head, identity, dht, Bookkeeper(identity, writer, swarm.swarm_id), list)
-    running = Scene(swarm, routes, head, dht, [head])
+    away: set[PeerId] = set()
+    loads: dict[PeerId, LoadReport] = {}
+    weather = Weather(draining=lambda: frozenset(away), loads=lambda: loads)
+    routes = Routes(head, identity, dht, Bookkeeper(identity, writer, swarm.swarm_id), list, weather)
+    running = Scene(swarm, routes, head, dht, [head], away, loads)
     yield running
     for endpoint in running.endpoints:
         await endpoint.close()
@@ -281,3 +302,127 @@ async def test_rows_are_narrower_only_over_as_few_hops_as_were_proved(scene: Sce
         session.cancel()
     assert [opening.dtype for opening in first.asked] == [Dtype.F16, Dtype.F32]
     assert [opening.dtype for opening in second.asked] == [Dtype.F16, Dtype.F32]
+
+
+# -- what is measured before a route is chosen, and what is learned from it
+
+
+async def test_a_stranger_that_may_be_near_is_measured_before_its_first_use(scene: Scene) -> None:
+    known, stranger = await scene.holder(), await scene.holder(knows_head=False)
+    records = [known.record(Span(0, 4), 10_000), stranger.record(Span(0, 4), 10)]
+    assert scene.dht.rtt_s(stranger.endpoint.peer_id) is None
+    session = await scene.routes.open(replace(NEEDS, max_tokens=100), records)
+    assert session.core.hops[0].peer == stranger.endpoint.peer_id, "taken for 100 ms away, it would not have been"
+    assert scene.dht.rtt_s(stranger.endpoint.peer_id) is not None
+    session.cancel()
+
+
+async def test_a_stranger_that_would_save_less_than_the_question_costs_is_not_asked(scene: Scene) -> None:
+    known, stranger = await scene.holder(), await scene.holder(knows_head=False)
+    records = [known.record(Span(0, 4), 10_000), stranger.record(Span(0, 4), 10)]
+    session = await scene.routes.open(replace(NEEDS, max_tokens=2), records)
+    assert session.core.hops[0].peer == known.endpoint.peer_id
+    assert scene.head.connection(stranger.endpoint.peer_id) is None
+    session.cancel()
+
+
+async def test_a_stranger_that_does_not_answer_costs_no_attempt(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "PROBE_TIMEOUT_S", 0.2)
+    known, ghost = await scene.holder(), await scene.holder(knows_head=False)
+    records = [
+        known.record(Span(0, 4), 10_000),
+        ghost.record(Span(0, 4), 10, (Address("127.0.0.1", 9),)),
+    ]
+    await ghost.endpoint.close()
+    session = await scene.routes.open(replace(NEEDS, max_tokens=100), records)
+    assert session.core.hops[0].peer == known.endpoint.peer_id
+    assert ghost.endpoint.peer_id in scene.dht.unreachable()
+    session.cancel()
+
+
+class Rounds:
+    """Listens to a session, and pushes a token for every row that comes back, as often as it is told."""
+
+    def __init__(self, session: RouteSession, n: int) -> None:
+        self.session, self.left, self.done = session, n, asyncio.Event()
+        session.listen(self)
+        session.push([1, 2, 3])
+
+    def on_rows(self, seq: int, rows: tuple[Row, ...]) -> None:
+        if not self.left:
+            self.done.set()
+            return
+        self.left -= 1
+        self.session.push([7])
+
+    def on_full_row(self, seq: int, row: int, logits: bytes) -> None: ...
+    def on_broken(self, error: MeshswarmError) -> None:
+        raise AssertionError(error)
+
+
+@pytest.mark.parametrize("end", [RouteSession.park, RouteSession.cancel])
+async def test_a_peer_that_is_slower_than_it_says_is_left_after_its_first_session(
+    scene: Scene, end: Callable[[RouteSession], None]
+) -> None:
+    liar, honest = await scene.holder(), await scene.holder()
+    liar.step_s = 0.040
+    await liar.say(Span(0, 4), 1)
+    await honest.say(Span(0, 4), 3000)
+    records = await scene.routes.coverage(CARD)
+    session = await scene.routes.open(NEEDS, records)
+    assert session.core.hops[0].peer == liar.endpoint.peer_id
+    await asyncio.wait_for(Rounds(session, 6).done.wait(), 10)
+    end(session)
+    assert await scene.hops() == [honest.endpoint]
+    session.cancel()
+
+
+async def test_while_a_session_still_runs_others_learn_from_it(scene: Scene) -> None:
+    liar, honest = await scene.holder(), await scene.holder()
+    liar.step_s = 0.020
+    await liar.say(Span(0, 4), 1)
+    await honest.say(Span(0, 4), 2000)
+    session = await scene.routes.open(NEEDS, await scene.routes.coverage(CARD))
+    await asyncio.wait_for(Rounds(session, 17).done.wait(), 10)
+    assert await scene.hops() == [honest.endpoint]
+    session.cancel()
+
+
+async def test_who_is_leaving_is_gone_round_and_who_is_busy_is_priced_by_it(scene: Scene) -> None:
+    first, second = await scene.holder(), await scene.holder()
+    await first.say(Span(0, 4), 10)
+    await second.say(Span(0, 4), 1000)
+    peer = first.endpoint.peer_id
+    assert await scene.hops() == [first.endpoint]
+    scene.away.add(peer)
+    assert await scene.hops() == [second.endpoint]
+    scene.away.clear()
+    said = LoadReport(peer, model_id=CARD.model_id, span=Span(0, 4), n_layers=4, free_kv_tokens=1024)
+    scene.loads[peer] = replace(said, queue_s=0.5)
+    assert await scene.hops() == [second.endpoint]
+    scene.loads[peer] = replace(said, us_per_layer=50_000)
+    assert await scene.hops() == [second.endpoint]
+    scene.loads[peer] = replace(said, free_kv_tokens=0)
+    assert await scene.hops() == [second.endpoint]
+    scene.loads[peer] = said
+    assert await scene.hops() == [first.endpoint]
+
+
+async def test_routes_are_planned_once_and_the_next_best_are_kept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders = [await scene.holder(BUSY), await scene.holder(BUSY), await scene.holder()]
+    for place, holder in enumerate(holders):
+        await holder.say(Span(0, 4), 10 * (place + 1))
+    n_plans = 0
+    plan = Planning.of.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[Planning], *arguments: object) -> Planning:
+        nonlocal n_plans
+        n_plans += 1
+        return plan(cls, *arguments)
+
+    monkeypatch.setattr(Planning, "of", classmethod(counted))
+    assert await scene.hops() == [holders[2].endpoint]
+    assert [len(holder.asked) for holder in holders] == [1, 1, 1]
+    assert n_plans == 1
