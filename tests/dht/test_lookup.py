@@ -3,7 +3,7 @@
 from meshswarm.config import Address
 from meshswarm.dht.contact import Contact
 from meshswarm.dht.keys import distance, node_id
-from meshswarm.dht.lookup import ALPHA, MAX_QUESTIONS, STALL_S, Lookup, next_batch
+from meshswarm.dht.lookup import ALPHA, MAX_QUESTIONS, PATHS, STALL_S, Lookup, next_batch
 from meshswarm.identity import PeerId
 
 OWN = PeerId(bytes(32))
@@ -38,7 +38,7 @@ def test_it_goes_on_with_nearer_ones_it_hears_of() -> None:
     lookup = Lookup(TARGET, everybody[-1:], own=OWN)
     assert lookup.next_questions(0.0) == everybody[-1:]
     lookup.answered(everybody[-1], b"t", everybody[:20])
-    assert lookup.next_questions(0.0) == everybody[:ALPHA]
+    assert lookup.next_questions(0.0)[:PATHS] == everybody[:PATHS]
 
 
 def test_it_ends_when_the_k_nearest_have_answered_and_gives_their_tokens() -> None:
@@ -65,7 +65,7 @@ def test_those_who_fail_are_replaced_by_the_next_nearest() -> None:
                 lookup.failed(contact)
             else:
                 lookup.answered(contact, b"t", everybody)
-    assert [found.contact for found in lookup.found()] == everybody[3:7]
+    assert [found.contact for found in lookup.found()][:4] == everybody[3:7]
 
 
 def test_a_slow_answer_keeps_nobody_else_from_being_asked() -> None:
@@ -107,7 +107,7 @@ def test_one_answer_counts_for_no_more_than_k_contacts() -> None:
     everybody = contacts(200)
     lookup = Lookup(TARGET, everybody[-1:], own=OWN)
     lookup.answered(lookup.next_questions(0.0)[0], b"t", everybody[:160])
-    assert len(lookup._contacts) == 21
+    assert len(lookup._known) == 21
 
 
 def test_lookups_share_questions_to_one_peer() -> None:
@@ -122,8 +122,8 @@ def test_lookups_share_questions_to_one_peer() -> None:
 
 def test_a_lookup_joins_the_question_of_another_to_a_peer_it_would_ask_later() -> None:
     known = contacts(12)
-    first, second = Lookup(TARGET, known, own=OWN), Lookup(bytes([255]) * 20, known, own=OWN, k=3)
+    first, second = Lookup(TARGET, known, own=OWN), Lookup(bytes([255]) * 20, known, own=OWN, k=1)
     batches = {contact.peer: together for contact, together in next_batch([first, second], 0.0, 8)}
     assert all(first in together for together in batches.values())
-    wanted = sorted(known, key=lambda contact: distance(contact.node_id, bytes([255]) * 20))[:3]
+    wanted = sorted(known, key=lambda contact: distance(contact.node_id, bytes([255]) * 20))[:PATHS]
     assert {peer for peer, together in batches.items() if second in together} == {c.peer for c in wanted}

@@ -117,7 +117,7 @@ def test_more_than_the_limits_is_refused() -> None:
     too_many_keys = wire.pack([*sender, [bytes(20)] * 9, True])
     no_key = wire.pack([*sender, [], True])
     crowd = wire.pack([*sender, b"", [[bytes(32), [[b"\x01\x01\x01\x01", 1]]]] * 161, []])
-    large_record = wire.pack([*sender, b"", [[bytes(1025), [bytes(20)]]]])
+    large_record = wire.pack([*sender, b"", [[bytes(messages.MAX_SEALED_BYTES + 1), [bytes(20)]]]])
     other_version = wire.pack([2, True, [], [bytes(20)], True])
     for decode, data in (
         (messages.decode_find, too_many_keys),

@@ -1,6 +1,7 @@
 """What a node answers, and to whom it does not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -55,7 +56,7 @@ def asker(core: Core, identity: Identities, now: float) -> Asker:
 
 def test_who_asks_is_known_from_then_on_where_it_came_from_first(core: Core, asker: Asker, now: float) -> None:
     reply, newcomer = core.answer(PING, asker.peer, HERE, messages.encode_ping(SENDER), now)
-    assert messages.decode_ping(reply) == core.sender
+    assert messages.decode_ping(reply) == replace(core.sender, clock_ms=int(now * 1000))
     assert newcomer is not None
     assert newcomer.addresses == (HERE, *SENDER.addresses)
     assert core.answer(PING, asker.peer, HERE, messages.encode_ping(SENDER), now)[1] is None

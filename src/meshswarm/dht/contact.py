@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshswarm.config import Address
 from meshswarm.dht import wire
 from meshswarm.dht.keys import node_id
 from meshswarm.dht.wire import MAX_ADDRESSES, WireError
-from meshswarm.identity import PeerId
+from meshswarm.identity import KEY_BYTES, PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,17 @@ class Contact:
     def unpack(cls, value: object) -> Contact:
         """Raises WireError, also for a contact without any address: it would be of no use to anybody."""
         pair = wire.array(value, "a contact", at_least=2, at_most=2)
-        contact = cls(wire.peer_id(pair[0], "a contact"), wire.addresses(pair[1], "a contact's addresses"))
-        if not contact.addresses:
-            raise WireError(f"the contact {contact.peer.short} has no address")
-        return contact
+        key = wire.binary(pair[0], "a contact", size=KEY_BYTES)
+        return _contact(key, wire.addresses(pair[1], "a contact's addresses"))
+
+
+@lru_cache(maxsize=16384)
+def _contact(key: bytes, addresses: tuple[Address, ...]) -> Contact:
+    """The same contact comes in answer after answer."""
+    contact = Contact(PeerId(key), addresses)
+    if not addresses:
+        raise WireError(f"the contact {contact.peer.short} has no address")
+    return contact
 
 
 def merge_addresses(*sources: Iterable[Address]) -> tuple[Address, ...]:

@@ -37,10 +37,15 @@ class Topics:
     """The keys of one swarm.
 
     `scope` names the swarm inside signed records, so that a record of one swarm is worthless in another. In a private
-    swarm all of these depend on its key, and tell an outsider nothing.
+    swarm all of these depend on its key, and tell an outsider nothing; records are sealed for the key they are under.
     """
 
     def __init__(self, swarm: Swarm) -> None:
+        self.is_private = swarm.is_private
+        self.seal = swarm.seal
+        """`seal(key, record)`: the bytes that are kept and sent under `key`. In a public swarm they are the record."""
+        self.unseal = swarm.unseal
+        """`unseal(key, bytes)`: the record, or None when these bytes were not sealed for `key` in this swarm."""
         self._dht_key = lru_cache(maxsize=8192)(swarm.dht_key)
         self.scope = swarm.swarm_id
         self.models = self._dht_key(b"models")

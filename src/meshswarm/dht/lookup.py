@@ -1,25 +1,35 @@
-"""One iterative lookup as a state machine: whom to ask next, and when the nearest peers have all been asked.
+"""One iterative lookup as a state machine: whom to ask next, and when enough of the right peers have answered.
 
-Kademlia's lookup (Maymounkov and Mazieres 2002, section 2.3): ask the alpha nearest known peers for what they know near
-the target, go on with the nearest of those, and end when the k nearest that answer have answered. Records are united
-from all answers, so one peer that hides or invents some changes nothing but its own share.
+Kademlia's lookup (Maymounkov and Mazieres 2002, section 2.3) over disjoint paths (Baumgart and Mies, "S/Kademlia",
+2007, section 4.4): the contacts to start from are dealt out to four paths; what a peer names counts for the path on
+which it was asked; nobody is asked twice. It ends when, for every path, the k nearest that this path knows of have
+answered, and so have those of the region around the key that should hold k peers (`region`). Records are united from
+all answers. So a peer that hides or invents some changes its own path, and peers that crowd around a key hide nobody.
+
+The rule this file keeps: no answer of anybody makes a lookup longer than its budgets, or a path stop another one.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from kademlia.node import Node, NodeHeap
-
-from meshswarm.dht.contact import Contact
-from meshswarm.dht.keys import distance
+from meshswarm.dht.contact import Contact, merge_addresses
+from meshswarm.dht.keys import distance, node_id
+from meshswarm.dht.networks import network_of
+from meshswarm.dht.region import SPACE, is_crowded, spread
 from meshswarm.dht.table import K
 from meshswarm.identity import PeerId
 
 ALPHA = 5
+PATHS = 4
 STALL_S = 0.5  # a question unanswered this long no longer keeps others from being asked
-MAX_QUESTIONS = 4 * K  # a swarm of liars can make a lookup fail, not make it endless
+PATH_QUESTIONS = 3 * K // 2  # of one path, so that liars on it cannot use up what the others need
+REGION_QUESTIONS = 2 * K  # beyond the paths' own: the rest of the region
+MAX_QUESTIONS = PATHS * PATH_QUESTIONS + REGION_QUESTIONS
+MAX_PLACES = 3 * K  # at which one record is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,75 +40,254 @@ class Found:
     token: bytes
 
 
+class _State(Enum):
+    NEW = "not asked yet"
+    ASKED = "asked"
+    FOUND = "answered"
+    FAILED = "did not answer"
+
+
+class _Candidate:
+    """One contact. `paths`: bit p is set when somebody asked on path p named it; `path`: on which it was asked."""
+
+    __slots__ = ("contact", "is_retried", "path", "paths", "rounds", "state", "token")
+
+    def __init__(self, contact: Contact, paths: int, rounds: int) -> None:
+        self.contact = contact
+        self.paths = paths
+        self.path: int | None = None
+        self.rounds = rounds
+        self.state = _State.NEW
+        self.token = b""
+        self.is_retried = False
+
+
 class Lookup:
     """Drive it: ask everybody `next_questions` returns; report `answered` or `failed` for each; until `done`.
 
-    `own` never appears among those to be asked. `start`: the nearest contacts the table knows.
+    `own` never appears among those to be asked. `start`: the nearest contacts the table knows. `radius`: within which
+    k peers are expected, 0 when nobody knows; `is_sure`: that it is well enough known to call a crowd one.
     """
 
-    def __init__(self, target: bytes, start: Iterable[Contact], *, own: PeerId, k: int = K, alpha: int = ALPHA) -> None:
+    def __init__(
+        self,
+        target: bytes,
+        start: Iterable[Contact],
+        *,
+        own: PeerId,
+        k: int = K,
+        alpha: int = ALPHA,
+        radius: int = 0,
+        is_sure: bool = False,
+    ) -> None:
         self.target = target
+        self.radius = radius
+        self.is_noted = False
+        """What it found out about the swarm's size has been taken note of."""
+        self.is_dense = False
+        """More peers crowd around the target than a swarm of this size explains: somebody may want to hide what is
+        there. The region has been widened since."""
+        self._place = int.from_bytes(target)
         self._own = own
         self._k = k
         self._alpha = alpha
-        self._nearest = NodeHeap(Node(target), k)
-        self._contacts: dict[bytes, Contact] = {}
-        self._asked: dict[bytes, float] = {}
-        self._failed: set[bytes] = set()
-        self._found: dict[bytes, Found] = {}
-        self._learn(start)
+        self._is_sure = is_sure
+        self._known: dict[int, _Candidate] = {}  # by distance
+        self._order: list[int] = []  # distances of all but those that failed, ascending
+        self._pending: dict[int, float] = {}  # asked when
+        self._spent = [0] * (PATHS + 1)  # questions of each path, and of the region's rest
+        self._reached = 0  # paths that know anybody, as bits
+        self._short: list[list[int]] | None = None  # who matters to each path; None: to be found out again
+        self._rest: list[int] = []  # who else matters, the outermost first
+        self._deal(start)
 
     @property
     def done(self) -> bool:
         """True when nobody is left to ask and nobody asked is still owed an answer that could matter."""
-        if len(self._asked) >= MAX_QUESTIONS and not self._pending():
-            return True
-        return all(node.id in self._found for node in self._nearest)
+        shortlists, rest = self._wanted()
+        for path, wanted in enumerate((*shortlists, rest)):
+            for at in wanted:
+                state = self._known[at].state
+                if state is _State.ASKED or (state is _State.NEW and self._may_ask(path)):
+                    return False
+        return True
+
+    @property
+    def rounds(self) -> int:
+        """How many questions had to follow one another to come to the peers that were found."""
+        return max((c.rounds for c in self._found()), default=0)
 
     def next_questions(self, now: float) -> list[Contact]:
         """Whom to ask now, nearest first: at most alpha are waited for at a time, not counting the slow ones."""
-        waiting = sum(now - self._asked[identity] < STALL_S for identity in self._pending())
-        room = min(self._alpha - waiting, MAX_QUESTIONS - len(self._asked))
-        chosen = [node.id for node in self._nearest if node.id not in self._asked][: max(0, room)]
-        for identity in chosen:
-            self._asked[identity] = now
-        return [self._contacts[identity] for identity in chosen]
+        room = self._alpha - sum(now - when < STALL_S for when in self._pending.values())
+        chosen: list[int] = []
+        if room > 0:
+            shortlists, rest = self._wanted()
+            waiting = [self._unasked(shortlist) for shortlist in shortlists]
+            while len(chosen) < room:
+                for each in waiting:
+                    while each and self._known[each[-1]].state is not _State.NEW:
+                        each.pop()
+                turns = [(self._spent[p], waiting[p][-1], p) for p in range(PATHS) if waiting[p] and self._may_ask(p)]
+                if not turns:
+                    break
+                _, at, path = min(turns)  # the path that has asked least
+                self._ask(at, path, now)
+                chosen.append(at)
+            for at in rest:
+                if len(chosen) >= room or not self._may_ask(PATHS):
+                    break
+                if self._known[at].state is _State.NEW:
+                    chosen.append(at)
+                    self._ask(at, PATHS, now)
+        return [self._known[at].contact for at in sorted(chosen)]
 
     def joins_question(self, contact: Contact, now: float) -> bool:
         """True when this lookup would ask `contact` anyway and does so now, along with another one."""
-        identity = contact.node_id
-        if identity in self._asked or len(self._asked) >= MAX_QUESTIONS:
+        at = self._distance(contact.peer)
+        known = self._known.get(at)
+        if known is None or known.state is not _State.NEW:
             return False
-        if all(node.id != identity for node in self._nearest):
-            return False
-        self._asked[identity] = now
-        return True
+        shortlists, rest = self._wanted()
+        for path, wanted in enumerate((*shortlists, rest)):
+            if self._may_ask(path) and at in wanted:
+                self._ask(at, path, now)
+                return True
+        return False
 
     def answered(self, peer: Contact, token: bytes, contacts: Sequence[Contact]) -> None:
-        """An asked peer answered. Of what it names only the k nearest count, so that nobody can flood a lookup."""
-        self._found[peer.node_id] = Found(peer, token)
-        nearest = sorted(contacts, key=lambda contact: distance(contact.node_id, self.target))
-        self._learn(nearest[: self._k])
+        """An asked peer answered. Of what it names only as many count as a region may have."""
+        at = self._distance(peer.peer)
+        if at not in self._known:
+            self._learn(at, peer, (1 << PATHS) - 1, 1)
+        asked = self._known[at]
+        if asked.state is _State.FAILED:
+            bisect.insort(self._order, at)
+        asked.contact, asked.token, asked.state = peer, token, _State.FOUND
+        self._pending.pop(at, None)
+        self._short = None
+        named = {self._distance(contact.peer): contact for contact in contacts if contact.peer != self._own}
+        on = self._paths_of(asked)
+        for number, each in enumerate(spread(sorted(named), self._k, self.radius)):
+            self._learn(each, named[each], on[number % len(on)], asked.rounds + 1)
+        self._widen_if_dense()
 
     def failed(self, peer: Contact) -> None:
         """An asked peer did not answer, or not in order."""
-        self._failed.add(peer.node_id)
-        self._nearest.remove([peer.node_id])
+        at = self._distance(peer.peer)
+        known = self._known.get(at)
+        if known is not None and known.state is not _State.FAILED:
+            known.state = _State.FAILED
+            self._order.remove(at)
+        self._pending.pop(at, None)
+        self._short = None
+        self._widen_if_dense()
 
     def found(self) -> list[Found]:
-        """The k nearest peers that answered, nearest first."""
-        near = sorted(self._found.items(), key=lambda item: distance(item[0], self.target))
-        return [found for _, found in near[: self._k]]
+        """The peers that answered and matter, nearest first: the k nearest of each path, and the region's."""
+        return [Found(each.contact, each.token) for each in self._found()[:MAX_PLACES]]
 
-    def _learn(self, contacts: Iterable[Contact]) -> None:
-        for contact in contacts:
-            identity = contact.node_id
-            if contact.peer != self._own and identity not in self._contacts and identity not in self._failed:
-                self._contacts[identity] = contact
-                self._nearest.push(Node(identity))
+    def distances(self) -> list[int]:
+        """From the target to the k nearest peers that answered, ascending."""
+        answered = (at for at in self._order if self._known[at].state is _State.FOUND)
+        return [at for at, _ in zip(answered, range(self._k), strict=False)]
 
-    def _pending(self) -> list[bytes]:
-        return [i for i in self._asked if i not in self._found and i not in self._failed]
+    def covers(self) -> int:
+        """Up to this distance from the target everybody who should keep something here was found."""
+        found = self._found()
+        if len(found) < self._k:
+            return SPACE
+        return max(self._distance(each.contact.peer) for each in found) + 1
+
+    # -- inside
+
+    def _deal(self, start: Iterable[Contact]) -> None:
+        """Contacts of one network start on one path: a network that somebody owns holds no more than that."""
+        sizes = [0] * PATHS
+        path_of: dict[bytes, int] = {}
+        for contact in sorted(start, key=lambda contact: distance(contact.node_id, self.target)):
+            network = network_of(contact.addresses[0]) if contact.addresses else None
+            path = sizes.index(min(sizes)) if network is None or network not in path_of else path_of[network]
+            if network is not None:
+                path_of[network] = path
+            sizes[path] += 1
+            if contact.peer != self._own:
+                self._learn(self._distance(contact.peer), contact, 1 << path, 1)
+
+    def _paths_of(self, asked: _Candidate) -> list[int]:
+        """The paths, as bits, for which the answer of `asked` counts: its own, and those that know nobody yet."""
+        if asked.path is None or asked.path == PATHS:
+            return [asked.paths & -asked.paths]
+        return [1 << asked.path, *(1 << path for path in range(PATHS) if not self._reached >> path & 1)]
+
+    def _learn(self, at: int, contact: Contact, paths: int, rounds: int) -> None:
+        self._reached |= paths
+        known = self._known.get(at)
+        if known is None:
+            self._known[at] = _Candidate(contact, paths, rounds)
+            bisect.insort(self._order, at)
+        else:
+            known.paths |= paths
+            if known.state is not _State.FAILED or known.is_retried:
+                return
+            if set(contact.addresses) <= set(known.contact.addresses):
+                return
+            known.contact = Contact(contact.peer, merge_addresses(contact.addresses, known.contact.addresses))
+            known.state, known.is_retried = _State.NEW, True
+            bisect.insort(self._order, at)
+        self._short = None
+
+    def _wanted(self) -> tuple[list[list[int]], list[int]]:
+        """The k nearest on each path, ascending; and who else is in the region, the outermost first."""
+        if self._short is None:
+            shortlists: list[list[int]] = [[] for _ in range(PATHS)]
+            open_paths = (1 << PATHS) - 1
+            for at in self._order:
+                paths = self._known[at].paths & open_paths
+                for path in range(PATHS):
+                    if paths >> path & 1:
+                        shortlists[path].append(at)
+                        if len(shortlists[path]) == self._k:
+                            open_paths &= ~(1 << path)
+                if not open_paths:
+                    break
+            self._short = shortlists
+            self._rest = []
+            if self.radius:
+                own = set().union(*shortlists)
+                self._rest = [at for at in reversed(spread(self._order, self._k, self.radius)) if at not in own]
+                self._rest.sort(reverse=True)
+        return self._short, self._rest
+
+    def _unasked(self, shortlist: list[int]) -> list[int]:
+        """Farthest first: the nearest is popped first."""
+        return [at for at in reversed(shortlist) if self._known[at].state is _State.NEW]
+
+    def _may_ask(self, path: int) -> bool:
+        return self._spent[path] < (REGION_QUESTIONS if path == PATHS else PATH_QUESTIONS)
+
+    def _ask(self, at: int, path: int, now: float) -> None:
+        known = self._known[at]
+        known.state, known.path = _State.ASKED, path
+        self._spent[path] += 1
+        self._pending[at] = now
+
+    def _found(self) -> list[_Candidate]:
+        shortlists, rest = self._wanted()
+        found = (self._known[at] for at in sorted(set(rest).union(*shortlists)))
+        return [each for each in found if each.state is _State.FOUND]
+
+    def _widen_if_dense(self) -> None:
+        if self.is_dense or not self._is_sure or not self.radius or not self.done:
+            return
+        nearest = self.distances()
+        if len(nearest) == self._k and is_crowded(nearest[-1], self.radius):
+            self.is_dense = True
+            self.radius = min(SPACE, 2 * self.radius)
+            self._short = None
+
+    def _distance(self, peer: PeerId) -> int:
+        return int.from_bytes(node_id(peer)) ^ self._place
 
 
 def next_batch(lookups: Sequence[Lookup], now: float, max_keys: int) -> list[tuple[Contact, list[Lookup]]]:

@@ -1,13 +1,19 @@
-"""The three questions of the table, as msgpack arrays over authenticated streams: ping, find, store.
+"""The questions of the table, as msgpack arrays over authenticated streams.
 
 The rule this file keeps: who asks is known from the connection, never from the message. Every message starts with its
 version and the sender's own addresses, so that each exchange keeps both tables up to date without one of its own.
+Fields are only ever appended, and what an older peer leaves out has a meaning.
 
 | kind | question | answer |
 |---|---|---|
-| `dht/ping` | sender | sender |
-| `dht/find` | sender, keys, wants records | sender, write token, contacts near the keys, records under the keys |
+| `dht/ping` | sender, clock | sender, clock |
+| `dht/find` | sender, keys, wants records, reach | sender, write token, contacts near the keys, records, clock |
 | `dht/store` | sender, write token, (record, keys) pairs | sender, one status per pair and key |
+| `dht/dial-back` | sender | sender, verdict: whether a third peer could dial the asker |
+| `dht/dial` | sender, contact | sender, verdict: whether the contact could be dialled afresh from here |
+
+`reach`: how far around the keys contacts are wanted beyond the k nearest (`region`). `clock`: the sender's Unix time in
+ms. Records are sealed for the key they are stored under where the swarm is private.
 """
 
 from __future__ import annotations
@@ -20,12 +26,16 @@ from meshswarm.config import Address
 from meshswarm.dht import wire
 from meshswarm.dht.contact import Contact
 from meshswarm.dht.keys import ID_BYTES
+from meshswarm.dht.region import MAX_REACH
 from meshswarm.dht.signed import MAX_RECORD_BYTES
-from meshswarm.dht.wire import WireError
+from meshswarm.dht.wire import MAX_INT, WireError
+from meshswarm.net.swarm import SEAL_BYTES
 
 PING = "dht/ping"
 FIND = "dht/find"
 STORE = "dht/store"
+DIAL_BACK = "dht/dial-back"
+DIAL = "dht/dial"
 
 MESSAGE_VERSION = 1
 MAX_FIND_KEYS = 8
@@ -35,6 +45,7 @@ TOKEN_BYTES = 16
 MAX_CONTACTS = 160  # 20 for each of 8 keys
 MAX_FIND_RECORDS = 512  # 64 for each of 8 keys
 MAX_QUESTION_BYTES = 128 * 1024
+MAX_SEALED_BYTES = MAX_RECORD_BYTES + SEAL_BYTES
 MAX_ANSWER_BYTES = 640 * 1024  # all of these at their largest
 
 
@@ -51,12 +62,22 @@ class StoreStatus(IntEnum):
     INVALID = 7  # unreadable, badly signed, of another swarm, or under a key that is not its own
 
 
+class Verdict(IntEnum):
+    """What became of an attempt to dial somebody afresh."""
+
+    UNKNOWN = 0  # nobody could be asked to try
+    REACHED = 1
+    SILENT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """`server`: it can be dialled and answers questions; only such peers enter routing tables."""
+    """`server`: it can be dialled and answers questions; only such peers enter routing tables. `clock_ms`: its Unix
+    time when it said this, 0 where it did not say."""
 
     server: bool
     addresses: tuple[Address, ...]
+    clock_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,7 @@ class FindQuestion:
     sender: Sender
     keys: tuple[bytes, ...]
     wants_records: bool
+    reach: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +113,30 @@ class StoreAnswer:
 
 def encode_ping(sender: Sender) -> bytes:
     """The question and the answer alike."""
-    return wire.pack(_head(sender))
+    return wire.pack([*_head(sender), sender.clock_ms])
 
 
 def decode_ping(data: bytes) -> Sender:
-    return _sender(wire.unpack_array(data, MAX_QUESTION_BYTES, "a ping"))
+    fields = wire.unpack_array(data, MAX_QUESTION_BYTES, "a ping")
+    return _sender(fields, clock_at=3)
 
 
 def encode_find(question: FindQuestion) -> bytes:
-    return wire.pack([*_head(question.sender), list(question.keys), question.wants_records])
+    return wire.pack([*_head(question.sender), list(question.keys), question.wants_records, question.reach])
 
 
 def decode_find(data: bytes) -> FindQuestion:
     fields = wire.array(wire.unpack_array(data, MAX_QUESTION_BYTES, "a find"), "a find", at_least=5)
     keys = wire.array(fields[3], "keys", at_least=1, at_most=MAX_FIND_KEYS)
-    return FindQuestion(_sender(fields), tuple(_key(key) for key in keys), wire.boolean(fields[4], "wants records"))
+    reach = wire.integer(fields[5], "reach", high=MAX_REACH) if len(fields) > 5 else 0
+    wants_records = wire.boolean(fields[4], "wants records")
+    return FindQuestion(_sender(fields), tuple(_key(key) for key in keys), wants_records, reach)
 
 
 def encode_found(answer: FindAnswer) -> bytes:
     contacts = [contact.pack() for contact in answer.contacts]
-    return wire.pack([*_head(answer.sender), answer.token, contacts, list(answer.records)])
+    clock_ms = answer.sender.clock_ms
+    return wire.pack([*_head(answer.sender), answer.token, contacts, list(answer.records), clock_ms])
 
 
 def decode_found(data: bytes) -> FindAnswer:
@@ -118,10 +144,10 @@ def decode_found(data: bytes) -> FindAnswer:
     contacts = wire.array(fields[4], "contacts", at_most=MAX_CONTACTS)
     records = wire.array(fields[5], "records", at_most=MAX_FIND_RECORDS)
     return FindAnswer(
-        sender=_sender(fields),
+        sender=_sender(fields, clock_at=6),
         token=wire.binary(fields[3], "token", at_most=64),
         contacts=tuple(Contact.unpack(contact) for contact in contacts),
-        records=tuple(wire.binary(record, "record", at_most=MAX_RECORD_BYTES) for record in records),
+        records=tuple(wire.binary(record, "record", at_most=MAX_SEALED_BYTES) for record in records),
     )
 
 
@@ -147,14 +173,43 @@ def decode_stored(data: bytes) -> StoreAnswer:
     return StoreAnswer(_sender(fields), tuple(tuple(_statuses(row)) for row in rows))
 
 
+def encode_dial_back(sender: Sender) -> bytes:
+    return wire.pack(_head(sender))
+
+
+def decode_dial_back(data: bytes) -> Sender:
+    return _sender(wire.unpack_array(data, MAX_QUESTION_BYTES, "a dial-back"))
+
+
+def encode_dial(sender: Sender, contact: Contact) -> bytes:
+    return wire.pack([*_head(sender), contact.pack()])
+
+
+def decode_dial(data: bytes) -> tuple[Sender, Contact]:
+    fields = wire.array(wire.unpack_array(data, MAX_QUESTION_BYTES, "a dial"), "a dial", at_least=4)
+    return _sender(fields), Contact.unpack(fields[3])
+
+
+def encode_verdict(sender: Sender, verdict: Verdict) -> bytes:
+    return wire.pack([*_head(sender), int(verdict)])
+
+
+def decode_verdict(data: bytes) -> tuple[Sender, Verdict]:
+    fields = wire.array(wire.unpack_array(data, MAX_QUESTION_BYTES, "a verdict"), "a verdict", at_least=4)
+    return _sender(fields), Verdict(wire.integer(fields[3], "a verdict", high=max(Verdict)))
+
+
 def _head(sender: Sender) -> list[object]:
     return [MESSAGE_VERSION, sender.server, wire.pack_addresses(sender.addresses)]
 
 
-def _sender(fields: list[Any]) -> Sender:
+def _sender(fields: list[Any], clock_at: int | None = None) -> Sender:
+    """`clock_at`: which field of this message is the sender's clock, when it has one."""
     wire.array(fields, "a message", at_least=3)
     wire.integer(fields[0], "message version", low=MESSAGE_VERSION, high=MESSAGE_VERSION)
-    return Sender(wire.boolean(fields[1], "server"), wire.addresses(fields[2], "the sender's addresses"))
+    says_time = clock_at is not None and len(fields) > clock_at
+    clock_ms = wire.integer(fields[clock_at], "clock", high=MAX_INT) if says_time and clock_at is not None else 0
+    return Sender(wire.boolean(fields[1], "server"), wire.addresses(fields[2], "the sender's addresses"), clock_ms)
 
 
 def _key(value: object) -> bytes:
@@ -164,7 +219,7 @@ def _key(value: object) -> bytes:
 def _item(value: object) -> tuple[bytes, tuple[bytes, ...]]:
     pair = wire.array(value, "a record and its keys", at_least=2, at_most=2)
     keys = wire.array(pair[1], "keys of a record", at_least=1, at_most=MAX_KEYS_OF_RECORD)
-    return wire.binary(pair[0], "record", at_most=MAX_RECORD_BYTES), tuple(_key(key) for key in keys)
+    return wire.binary(pair[0], "record", at_most=MAX_SEALED_BYTES), tuple(_key(key) for key in keys)
 
 
 def _statuses(row: object) -> list[StoreStatus]:

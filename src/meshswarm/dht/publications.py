@@ -27,6 +27,8 @@ class Publications:
         self._topics = topics
         self._said: dict[RecordKey, _Said] = {}
         self._last_seq = 0
+        self._made: dict[int, int] = {}  # numbers and ends of all that this process has signed and that may be about
+        self._began_ms: int | None = None
 
     def say(
         self, kind: RecordKind, subject: bytes, body: bytes, now: float, *, layers: tuple[int, int] = (0, 0)
@@ -63,8 +65,19 @@ class Publications:
         standing = [said for said in self._said.values() if not said.record.is_tombstone]
         return [said.record for said in standing if now - said.at >= every_s]
 
+    def is_foreign(self, record: SignedRecord, now: float) -> bool:
+        """True for a record of this peer that this process did not make and no earlier one can have made: a second
+        peer runs with the same key."""
+        if self._began_ms is None:
+            self._began_ms = int(now * 1000)
+        return record.seq > self._began_ms and record.seq not in self._made
+
     def _sign(self, kind: RecordKind, subject: bytes, body: bytes, now: float, layers: tuple[int, int]) -> SignedRecord:
-        self._last_seq = max(self._last_seq + 1, int(now * 1000))
+        now_ms = int(now * 1000)
+        self._began_ms = now_ms if self._began_ms is None else self._began_ms
+        self._last_seq = max(self._last_seq + 1, now_ms)
+        expires_ms = int((now + LIFETIME_S) * 1000)
+        self._made = {seq: end for seq, end in self._made.items() if end > now_ms} | {self._last_seq: expires_ms}
         return SignedRecord.sign(
             self._identity,
             kind,
@@ -72,6 +85,6 @@ class Publications:
             subject=subject,
             layers=layers,
             seq=self._last_seq,
-            expires_ms=int((now + LIFETIME_S) * 1000),
+            expires_ms=expires_ms,
             body=body,
         )

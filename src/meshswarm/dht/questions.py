@@ -45,8 +45,10 @@ class Questions:
     async def ping(self, contact: Contact) -> bool:
         """True when the peer answered."""
         try:
-            answer, contact, rtt_s = await self._ask(contact, PING, messages.encode_ping(self._core.sender), 4096)
-            self._note(self._core.take_pong(contact, answer, self._clock(), rtt_s), contact)
+            question = self._core.ping_question(self._clock())
+            answer, contact, rtt_s, is_outbound = await self._ask(contact, PING, question, 4096)
+            is_new = self._core.take_pong(contact, answer, self._clock(), rtt_s, is_outbound=is_outbound)
+            self._note(is_new, contact)
         except MeshswarmError as error:
             self._failed(contact, (), error)
             return False
@@ -81,12 +83,13 @@ class Questions:
         own = self._core.lookup(contact.node_id, self._clock())
         question = self._core.find_question([own], wants_records=False)
         try:
-            answer, contact, rtt_s = await self._ask(contact, FIND, question, messages.MAX_ANSWER_BYTES)
+            answer, contact, rtt_s, is_outbound = await self._ask(contact, FIND, question, messages.MAX_ANSWER_BYTES)
             found = messages.decode_found(answer)
         except MeshswarmError as error:
             self._failed(contact, (), error)
             return None
-        self._note(self._core.take_found(contact, found, (), self._clock(), rtt_s), contact)
+        is_new = self._core.take_found(contact, found, (), self._clock(), rtt_s, is_outbound=is_outbound)
+        self._note(is_new, contact)
         return found.token
 
     async def store(self, deliveries: Iterable[Delivery]) -> Counter[StoreStatus]:
@@ -100,18 +103,19 @@ class Questions:
     async def _find(self, contact: Contact, lookups: Sequence[Lookup], records: RecordSet, wants_records: bool) -> None:
         question = self._core.find_question(lookups, wants_records=wants_records)
         try:
-            answer, contact, rtt_s = await self._ask(contact, FIND, question, messages.MAX_ANSWER_BYTES)
+            answer, contact, rtt_s, is_outbound = await self._ask(contact, FIND, question, messages.MAX_ANSWER_BYTES)
             found = messages.decode_found(answer)
         except MeshswarmError as error:
             self._failed(contact, lookups, error)
             return
-        records.update(await self._read(found.records))
-        self._note(self._core.take_found(contact, found, lookups, self._clock(), rtt_s), contact)
+        records.update(await self._read(found.records, [lookup.target for lookup in lookups]))
+        is_new = self._core.take_found(contact, found, lookups, self._clock(), rtt_s, is_outbound=is_outbound)
+        self._note(is_new, contact)
 
-    async def _read(self, raw: Sequence[bytes]) -> list[SignedRecord]:
+    async def _read(self, raw: Sequence[bytes], keys: Sequence[bytes]) -> list[SignedRecord]:
         read = []
         for number, data in enumerate(raw, start=1):
-            record = self._core.read_record(data, self._clock())
+            record = self._core.read_record(data, self._clock(), keys)
             if record is not None:
                 read.append(record)
             if number % _RECORDS_PER_TURN == 0:
@@ -121,8 +125,9 @@ class Questions:
     async def _store(self, delivery: Delivery, statuses: Counter[StoreStatus]) -> None:
         contact = delivery.contact
         try:
-            answer, contact, _ = await self._ask(contact, STORE, delivery.question, messages.MAX_QUESTION_BYTES)
+            answer, contact, _, _ = await self._ask(contact, STORE, delivery.question, messages.MAX_QUESTION_BYTES)
             stored = self._core.take_stored(contact, answer, self._clock())
+            self._core.delivered(delivery, stored)
         except MeshswarmError as error:
             self._failed(contact, (), error)
             return
@@ -130,13 +135,15 @@ class Questions:
 
     async def _ask(
         self, contact: Contact, kind: str, question: bytes, max_answer_bytes: int
-    ) -> tuple[bytes, Contact, float | None]:
-        """The answer, the contact with the address that worked first, and the round trip when it is known."""
+    ) -> tuple[bytes, Contact, float | None, bool]:
+        """The answer, the contact with the address that worked first, the round trip when it is known, and whether
+        the peer was dialled for this."""
         peer = contact.peer
         async with self._turns:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     connection = self._endpoint.connection(peer)
+                    is_outbound = connection is None or connection.closed
                     if connection is None or connection.closed:
                         connection = await self._endpoint.dial(peer, contact.addresses, timeout_s=self._timeout_s)
                     answer = await connection.request(
@@ -147,7 +154,7 @@ class Questions:
                     f"peer {peer.short} did not answer {kind} within {self._timeout_s:g} s", peer=str(peer)
                 ) from None
         known = Contact(peer, merge_addresses((connection.remote_address,), contact.addresses))
-        return answer, known, connection.rtt_s
+        return answer, known, connection.rtt_s, is_outbound
 
     def _failed(self, contact: Contact, lookups: Sequence[Lookup], error: MeshswarmError) -> None:
         broken = isinstance(error, PeerUnreachableError | RemoteProtocolError)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from meshswarm.dht import wire
 from meshswarm.dht.wire import WireError
@@ -75,6 +76,10 @@ class SignedRecord:
     @classmethod
     def decode(cls, data: bytes) -> SignedRecord:
         """Reads and checks every field but the signature (`verify`). Raises WireError."""
+        return _decode(data)
+
+    @classmethod
+    def _read(cls, data: bytes) -> SignedRecord:
         payload, _ = _open(data)
         fields = wire.array(wire.unpack_array(payload, MAX_RECORD_BYTES, "a record"), "a record", at_least=10)
         wire.integer(fields[0], "record version", low=RECORD_VERSION, high=RECORD_VERSION)
@@ -98,8 +103,7 @@ class SignedRecord:
 
     def verify(self) -> bool:
         """True when the author signed exactly these bytes."""
-        payload, signature = _open(self.wire)
-        return self.author.verify(_PURPOSE, payload, signature)
+        return _is_signed(self.author, self.wire)
 
     @property
     def key(self) -> RecordKey:
@@ -146,6 +150,18 @@ class RecordSet:
 def replaces(new: SignedRecord, old: SignedRecord) -> bool:
     """True when `new` takes the place of `old`. Equal numbers are the author's mistake; all pick the same one."""
     return (new.seq, new.wire) > (old.seq, old.wire)
+
+
+@lru_cache(maxsize=4096)
+def _decode(data: bytes) -> SignedRecord:
+    """The same record comes in answer after answer, from every peer that keeps it."""
+    return SignedRecord._read(data)
+
+
+@lru_cache(maxsize=8192)
+def _is_signed(author: PeerId, data: bytes) -> bool:
+    payload, signature = _open(data)
+    return author.verify(_PURPOSE, payload, signature)
 
 
 def _open(data: bytes) -> tuple[bytes, bytes]:
