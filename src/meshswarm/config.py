@@ -153,6 +153,16 @@ class Home:
         return self.root / "peers.json"
 
     @property
+    def swarms(self) -> Path:
+        """One folder for each private swarm, with its key."""
+        return self.root / "swarms"
+
+    @property
+    def private_swarms(self) -> Path:
+        """Which names are private swarms here; kept apart from their keys, so that a lost key is noticed."""
+        return self.root / "private-swarms.json"
+
+    @property
     def vocabularies(self) -> Path:
         """Model files without weights, made from headers, which llama.cpp tokenises with."""
         return self.root / "vocabularies"

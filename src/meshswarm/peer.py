@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from meshswarm.head.wire_wish import WireWish
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
+from meshswarm.membership.keeper import Keeper
+from meshswarm.membership.swarms import Swarms
 from meshswarm.net.endpoint import Endpoint
-from meshswarm.net.swarm import Swarm
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.span import missing_layers
 from meshswarm.stage.proving.wire_proofs import WireProofs
@@ -49,7 +51,7 @@ DRAIN_S = 3.0
 LAYERS_PERIOD_S = 3.0
 SERVING_STRANGERS = (
     "This peer serves strangers: whoever is in the swarm 'public' may compute on this machine, and their prompts pass "
-    "through it. To stay among yourselves, choose a name only you know with --swarm NAME."
+    "through it. To stay among yourselves, make a private swarm (`meshswarm swarm new NAME`) and run with --private."
 )
 
 
@@ -58,7 +60,7 @@ class PeerSettings:
     """What a person chose. None means: the default, or no layers at all."""
 
     home: Home
-    swarm: str
+    swarm: str | None
     listen: Address | None = None
     api: Address | None = None
     join: tuple[tuple[PeerId, Address], ...] = ()
@@ -67,6 +69,8 @@ class PeerSettings:
     max_wait_s: float = MAX_WAIT_S
     draft_model: str | None = None
     wire: WireChoice = WireChoice.F32
+    private: bool = False
+    """Only ever in a private swarm."""
 
 
 class Peer:
@@ -97,8 +101,9 @@ class Peer:
     async def _run(self, home: Home) -> None:
         """Parts end in the opposite order of their start, each whether or not the others managed to."""
         is_first_start = not home.key.exists()
+        self.membership = Swarms(home).open(self.settings.swarm, private=self.settings.private, now_ms=_now_ms())
         self.identity = Identity.load_or_create(home.key)
-        if is_first_start and self.settings.swarm == PUBLIC_SWARM and self.settings.serving is not None:
+        if is_first_start and self.membership.swarm.name == PUBLIC_SWARM and self.settings.serving is not None:
             self._notice(SERVING_STRANGERS)
         self.store = Store(home.root)
         self.slices = Slices(self.store, home.root)
@@ -163,7 +168,7 @@ class Peer:
             return ApiServer.bind(Address("127.0.0.1", 0), api_key=None)
 
     async def _bind_endpoint(self) -> Endpoint:
-        swarm = Swarm(self.settings.swarm)
+        swarm = self.membership.swarm
         if self.settings.listen is not None:
             return await Endpoint.bind(self.identity, self.settings.listen, swarm=swarm)
         try:
@@ -177,10 +182,10 @@ class Peer:
     async def _live(self, group: asyncio.TaskGroup, writer: ReceiptWriter) -> None:
         home = self.settings.home
         tasks = self._tasks = Tasks(group, self._fault)
-        swarm = Swarm(self.settings.swarm)
+        swarm = self.membership.swarm
         bookkeeper = Bookkeeper(self.identity, writer, swarm.swarm_id)
         self.dht = Dht(self.endpoint, self.identity, swarm)
-        self._known_peers = KnownPeers(home.known_peers, self.identity, swarm.swarm_id)
+        self._known_peers = KnownPeers(self.membership.known_peers, self.identity, swarm.swarm_id)
         sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         offer_headers(self.endpoint, self.store)
@@ -195,7 +200,10 @@ class Peer:
             max_wait_s=self.settings.max_wait_s,
             wire=self._wire,
         )
+        self._keeper = self._keep_membership()
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
+        if self._keeper is not None:
+            self._background.append(tasks.create_task(self._keeper.run()))
         try:
             await self._stopping.wait()
         finally:
@@ -207,7 +215,7 @@ class Peer:
 
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
-        await self.api.start(head, views={"/meshswarm/status": self._status, "/meshswarm/peers": self._peers})
+        await self.api.start(head, views=self._views())
         self._report({"event": "started", **self._reach()})
         await self._join()
         if self.settings.serving is not None:
@@ -218,6 +226,13 @@ class Peer:
         self._report({"event": "ready", **self._reach(), **self._served(), **outlook})
         if outlook["missing"] or outlook["ask"] is None:
             self._background.append(self._tasks.create_task(self._wait_for_layers(head)))
+
+    def _keep_membership(self) -> Keeper | None:
+        """What keeps a private swarm's keys and member list up to date while this peer runs."""
+        membership = self.membership
+        if membership.folder is None or membership.standing is None:
+            return None
+        return Keeper(self.endpoint, membership.folder, membership.swarm, membership.standing, self._report)
 
     async def _serve(self, settings: ServingSettings, directory: ModelDirectory) -> None:
         around = Surroundings(
@@ -283,7 +298,7 @@ class Peer:
         await sent.stop()
 
     async def _join(self) -> None:
-        asked = [(peer, (address,)) for peer, address in self.settings.join]
+        asked = [*((peer, (address,)) for peer, address in self.settings.join), *self._invited()]
         try:
             known = [seen.as_known for seen in self._known_peers.load(time.time())]
         except KnownPeersError as error:
@@ -294,9 +309,13 @@ class Peer:
         reached = await self.dht.join([*asked, *known])
         for peer, address in self.settings.join:
             if self.endpoint.connection(peer) is None:
-                failed = {"peer": str(peer), "address": str(address), "swarm": self.settings.swarm}
+                failed = {"peer": str(peer), "address": str(address), "swarm": self.membership.swarm.name}
                 self._report({"event": "join-failed", **failed})
         self._report({"event": "joined", "peers": reached})
+
+    def _invited(self) -> list[tuple[PeerId, tuple[Address, ...]]]:
+        """Other members that a private swarm's invite names."""
+        return [invited for invited in self.membership.invited if invited[0] != self.identity.peer_id]
 
     # -- what others may know
 
@@ -310,7 +329,8 @@ class Peer:
             "api": self.api.base_url,
             "api_elsewhere": self._api_elsewhere(),
             "api_key_path": None if self._key is None else str(self.settings.home.api_key),
-            "swarm": self.settings.swarm,
+            "swarm": self.membership.swarm.name,
+            "private": self.membership.swarm.is_private,
             "model_ref": self._model_ref(),
         }
 
@@ -345,5 +365,19 @@ class Peer:
             "receipts": await asyncio.to_thread(self.receipts.count),
         }
 
+    def _views(self) -> dict[str, Callable[[], Awaitable[Any]]]:
+        return {
+            "/meshswarm/status": self._status,
+            "/meshswarm/peers": self._peers,
+            "/meshswarm/members": self._members,
+        }
+
+    async def _members(self) -> dict[str, Any]:
+        return {"swarm": None} if self._keeper is None else self._keeper.view()
+
     async def _peers(self) -> list[dict[str, Any]]:
         return [entry.as_json() for entry in await self.dht.peers()]
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

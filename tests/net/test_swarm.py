@@ -125,6 +125,9 @@ def test_after_an_expulsion_an_older_key_lets_in_its_listed_holders_alone() -> N
     swarm.renew([NEW_KEY, KEY], holders=[BOB])
     assert swarm.admits_tags(BOB, Role.CLIENT, b"f", tags)
     assert not swarm.admits_tags(ALICE, Role.CLIENT, b"f", tags)
+    behind = Swarm("office", KEY)
+    behind.renew([KEY], holders=[BOB], is_behind=True)
+    assert behind.admits_tags(BOB, Role.CLIENT, b"f", tags) and not behind.admits_tags(ALICE, Role.CLIENT, b"f", tags)
     newest = [b"?" * 32, swarm.tag(Role.CLIENT, b"f"), *tags]
     assert swarm.admits_tags(ALICE, Role.CLIENT, b"f", newest)
 

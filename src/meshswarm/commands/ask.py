@@ -11,7 +11,7 @@ from typing import Any
 
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
-from meshswarm.config import DEFAULT_MODEL, PUBLIC_SWARM, Address, Home
+from meshswarm.config import DEFAULT_MODEL, Address, Home
 from meshswarm.errors import ConfigError
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
@@ -23,19 +23,20 @@ class Question:
     """What to ask, and of whom: the peer that runs in `home`, or one started for it that joins `join`."""
 
     home: Home
-    swarm: str | None  # None: the running peer's, or the public one
+    swarm: str | None  # None: the running peer's, or what this folder belongs to
     join: tuple[tuple[PeerId, Address], ...]
     model: str | None
     body: dict[str, Any]
+    private: bool = False
 
 
 def ask(question: Question, *, as_json: bool) -> None:
     """Print the answer as it comes, or the whole of it as one JSON object."""
     running = find_running(question.home)
-    if running is not None and (question.join or question.swarm is not None):
+    if running is not None and (question.join or question.swarm is not None or question.private):
         raise ConfigError(
-            f"a peer is running in the folder {question.home.root} and would be asked, in its own swarm; leave --swarm "
-            "and --join out, or name another folder with `meshswarm --home DIR run ...`"
+            f"a peer is running in the folder {question.home.root} and would be asked, in its own swarm; leave "
+            "--swarm, --private and --join out, or name another folder with `meshswarm --home DIR run ...`"
         )
     if running is not None:
         _ask(running, question.body, as_json)
@@ -55,7 +56,8 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
 
     settings = PeerSettings(
         home=question.home,
-        swarm=question.swarm or PUBLIC_SWARM,
+        swarm=question.swarm,
+        private=question.private,
         listen=Address("0.0.0.0" if question.join else "127.0.0.1", 0),
         api=Address("127.0.0.1", 0),
         join=question.join,

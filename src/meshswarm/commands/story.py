@@ -51,8 +51,9 @@ def sentence_of(event: Event) -> str:
 
 def _swarm(event: Event) -> str:
     if event["swarm"] == PUBLIC_SWARM:
-        return f"Swarm '{PUBLIC_SWARM}', open to strangers (--swarm NAME: among yourselves)"
-    return f"Swarm '{event['swarm']}'"
+        private = "among yourselves: `meshswarm swarm new NAME`, --private"
+        return f"Swarm '{PUBLIC_SWARM}', open to strangers ({private})"
+    return f"Private swarm '{event['swarm']}'" if event.get("private") else f"Swarm '{event['swarm']}'"
 
 
 def _joined(n_peers: int) -> str:

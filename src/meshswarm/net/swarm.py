@@ -69,6 +69,7 @@ class Swarm:
         self._secrets = [_Secrets(root)]
         self._expelled: frozenset[PeerId] = frozenset()
         self._holders: frozenset[PeerId] | None = None
+        self._first_older = 1
         self._on_change: list[Callable[[], None]] = []
 
     @classmethod
@@ -87,10 +88,15 @@ class Swarm:
     # -- change while a peer runs
 
     def renew(
-        self, keys: Sequence[bytes], *, expelled: Collection[PeerId] = (), holders: Collection[PeerId] | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        expelled: Collection[PeerId] = (),
+        holders: Collection[PeerId] | None = None,
+        is_behind: bool = False,
     ) -> None:
-        """From now on these keys, the one in use first. Nobody of `expelled` is admitted; and who knows an older key
-        alone is admitted only as one of `holders`, unless that is None."""
+        """From now on these keys, the newest first. Nobody of `expelled` is admitted; and who knows an older key alone
+        is admitted only as one of `holders`, unless that is None. `is_behind`: all of these keys are older ones."""
         if not self.is_private:
             raise ConfigError(f"the swarm {self.name!r} is public and has no keys")
         if not 1 <= len(keys) <= MAX_SWARM_KEYS:
@@ -98,6 +104,7 @@ class Swarm:
         self._secrets = [_Secrets(_checked(key)) for key in keys]
         self._expelled = frozenset(expelled)
         self._holders = None if holders is None else frozenset(holders)
+        self._first_older = 0 if is_behind else 1
         for callback in list(self._on_change):
             callback()
 
@@ -128,7 +135,7 @@ class Swarm:
         time whichever of it is wrong."""
         newest = self._newest_of(role, fields, tags)
         is_holder = self._holders is None or peer in self._holders
-        return newest is not None and (newest == 0 or is_holder) and self.admits(peer)
+        return newest is not None and (newest < self._first_older or is_holder) and self.admits(peer)
 
     def _newest_of(self, role: Role, fields: bytes, tags: Sequence[bytes]) -> int | None:
         """The place of the newest key under which one of `tags` is right."""
