@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from meshswarm.dht.clocks import OWN
 from meshswarm.dht.contact import Contact
 from meshswarm.dht.core import Core
 from meshswarm.dht.messages import StoreStatus
@@ -22,7 +23,6 @@ class Announcer:
         self._core = core
         self._questions = questions
         self._clock = clock
-        self._warned_of_clock = False
 
     async def say(self, kind: RecordKind, subject: bytes, body: bytes, layers: tuple[int, int] = (0, 0)) -> None:
         """Raises WireError when it does not fit into a record. Known here at once, elsewhere when this returns."""
@@ -39,13 +39,23 @@ class Announcer:
         await self._spread(ended)
 
     async def repeat(self, *, every_s: float) -> None:
-        """Says again, with a new end, what was last said `every_s` ago or earlier."""
+        """Says again, with a new end, what was last said `every_s` ago or earlier, or is kept by too few by now."""
         now = self._clock()
         records: list[SignedRecord] = []
-        for due in self._core.publications.due(now, every_s=every_s):
-            layers = due.start, due.stop
-            records += self._core.publications.say(due.kind, due.subject, due.body, now, layers=layers)
+        thin = self._core.thin(now)
+        due = {record.key: record for record in [*self._core.publications.due(now, every_s=every_s), *thin]}
+        for record in due.values():
+            if record.is_tombstone:
+                records.append(record)
+                continue
+            layers = record.start, record.stop
+            records += self._core.publications.say(record.kind, record.subject, record.body, now, layers=layers)
         await self._spread(records)
+
+    async def settle(self, most: int) -> None:
+        """Gives what they are owed to `most` of those who moved up when others went."""
+        for contact in self._core.creditors(self._clock())[:most]:
+            await self.introduce(contact)
 
     async def introduce(self, newcomer: Contact) -> None:
         """Gives a newcomer the records it is near enough to keep."""
@@ -66,9 +76,10 @@ class Announcer:
     def _judge(self, statuses: Counter[StoreStatus]) -> None:
         if statuses[StoreStatus.FULL]:
             logger.info("%d places for records were full", statuses[StoreStatus.FULL])
-        off = statuses[StoreStatus.EXPIRED] + statuses[StoreStatus.TOO_LONG]
-        if 2 * off > statuses.total() and not self._warned_of_clock:
-            self._warned_of_clock = True
-            logger.warning(
-                "most peers find what this one says expired or too far in the future: is this machine's clock right?"
-            )
+        for status, side in ((StoreStatus.EXPIRED, "behind"), (StoreStatus.TOO_LONG, "ahead of")):
+            if 2 * statuses[status] > statuses.total():
+                self._core.notices.say(
+                    ("clock", OWN),
+                    "most peers refuse what this one says because of its time: this machine's clock seems to be "
+                    f"{side} theirs; set it",
+                )

@@ -6,6 +6,7 @@ The rule this file keeps: everything a node decides is decided here and below, f
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,10 @@ from meshswarm.dht.clocks import Clocks
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.handover import Handover
 from meshswarm.dht.keys import Topics, distance, node_id
+from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.lookup import ALPHA, Found, Lookup
 from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
+from meshswarm.dht.networks import network_of
 from meshswarm.dht.notices import Notices
 from meshswarm.dht.publications import Publications
 from meshswarm.dht.region import REACH_SHIFT, SizeEstimate, radius_of
@@ -25,10 +28,12 @@ from meshswarm.dht.signed import SignedRecord
 from meshswarm.dht.storage import RecordStore
 from meshswarm.dht.table import FRIENDS, STRANGERS, K, RoutingTable
 from meshswarm.dht.tokens import TokenIssuer
-from meshswarm.dht.twins import OWN_TWIN_SENTENCE
-from meshswarm.errors import RemoteProtocolError
+from meshswarm.dht.twins import OWN_TWIN_SENTENCE, Instances, twins_sentence
+from meshswarm.errors import RefusedError, RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 
+DIALS_PER_S = 5 / 60  # that one peer may cause here
+DIALS_BURST = 5.0
 _Item = tuple[SignedRecord, bytes, tuple[bytes, ...]]  # a record, its bytes as they travel, the keys to store it under
 
 
@@ -58,6 +63,8 @@ class Core:
         self._size = SizeEstimate()
         self._clocks = Clocks()
         self._handover = Handover()
+        self._instances = Instances()
+        self._dials = RateLimit(per_s=DIALS_PER_S, burst=DIALS_BURST)
         self._responder = Responder(self.table, self.store, TokenIssuer(secret), topics, self.radius)
 
     # -- answering
@@ -69,6 +76,27 @@ class Core:
         reply, sender, newcomer = self._responder.answer(kind, peer, came_from, data, self.sender, now)
         self._hear_clock(peer, sender, now)
         return reply, newcomer
+
+    def saw_instance(self, peer: PeerId, instance: bytes) -> None:
+        """A connection to `peer` was made, to this instance of it."""
+        if self._instances.saw(peer, instance):
+            self.notices.say(("twins", peer), twins_sentence(peer))
+
+    def spend_dial(self, peer: PeerId, now: float) -> None:
+        """`peer` asks for a dial. Raises RefusedError when it has asked for too many."""
+        wait_s = self._dials.take(peer, 1.0, now)
+        if wait_s > 0:
+            raise RefusedError(f"too many dials for {peer.short}", peer=str(peer), retry_after_s=round(wait_s, 1))
+
+    def dialler_for(self, peer: PeerId, address: Address, rng: random.Random) -> Contact | None:
+        """Who may try to dial `peer` at the public `address`: somebody in another public network, at random."""
+        network = network_of(address)
+        others = [
+            n.contact
+            for n in self.table.neighbours()
+            if n.contact.peer != peer and n.network is not None and n.network != network
+        ]
+        return rng.choice(others) if others else None
 
     # -- asking
 

@@ -26,8 +26,10 @@ from meshswarm.dht.core import Core
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer, SeenPeer
 from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
-from meshswarm.dht.messages import Sender
+from meshswarm.dht.messages import Sender, Verdict
+from meshswarm.dht.networks import is_local
 from meshswarm.dht.questions import QUESTION_TIMEOUT_S, Questions
+from meshswarm.dht.reachability import Reachability
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.dht.signed import RecordKind, RecordSet
 from meshswarm.dht.table import Neighbour
@@ -55,7 +57,8 @@ class _Memory:
 class Dht:
     """One peer's node of the table. Usable at once; `run` it for what has to happen in the background.
 
-    `clock`: Unix time in seconds. `server` False: this peer cannot be dialled, so it enters nobody's table.
+    `clock`: Unix time in seconds. `server` False: this peer cannot be dialled, so it enters nobody's table; None: that
+    is found out (`reachability`).
     """
 
     def __init__(
@@ -67,12 +70,13 @@ class Dht:
         clock: Callable[[], float] = time.time,
         periods: Periods | None = None,
         rng: random.Random | None = None,
-        server: bool = True,
+        server: bool | None = None,
         question_timeout_s: float = QUESTION_TIMEOUT_S,
     ) -> None:
         self._endpoint = endpoint
         self._clock = clock
-        self._server = server
+        self._rng = rng or random.Random()
+        self._reachability = Reachability(server)
         self._topics = Topics(swarm)
         self._core = Core(identity, self._topics, secret=os.urandom(32), sender=self._sender())
         self._questions = Questions(endpoint, self._core, clock, self._met, question_timeout_s)
@@ -83,7 +87,7 @@ class Dht:
             self._announcer,
             periods or Periods(),
             clock,
-            rng or random.Random(),
+            self._rng,
             self._renew_sender,
         )
         self._memories: OrderedDict[tuple[bytes, ...], _Memory] = OrderedDict()
@@ -94,6 +98,10 @@ class Dht:
                 max_request_bytes=messages.MAX_QUESTION_BYTES,
                 max_reply_bytes=messages.MAX_ANSWER_BYTES,
             )
+        for kind, answer in ((messages.DIAL_BACK, self._answer_dial_back), (messages.DIAL, self._answer_dial)):
+            endpoint.handle_request(kind, answer, max_request_bytes=4096, max_reply_bytes=4096)
+        endpoint.on_connection(lambda connection: self._core.saw_instance(connection.peer_id, connection.instance))
+        swarm.on_change(self._core.store.seal_again)
 
     # -- membership
 
@@ -199,11 +207,53 @@ class Dht:
 
     # -- inside
 
+    @property
+    def is_server(self) -> bool:
+        """True when others may dial this peer, as far as is known here."""
+        return self._reachability.is_server
+
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know about the swarm: clocks that are wrong, keys that two peers use, crowds."""
+        return self._core.notices.sentences
+
     def _sender(self) -> Sender:
-        return Sender(self._server, tuple(self._endpoint.addresses))
+        addresses = (*self._reachability.extra_addresses, *self._endpoint.addresses)
+        return Sender(self._reachability.is_server, addresses)
 
     def _renew_sender(self) -> None:
+        self._reachability.observed(self._endpoint.addresses, self._endpoint.observed_addresses.values())
         self._core.sender = self._sender()
+        if self._reachability.wants_check(self._clock()):
+            self._upkeep.do_later("reachability", self._check_reachability)
+
+    async def _check_reachability(self) -> None:
+        """Has a peer find another that dials this one."""
+        away = [n.contact for n in self._core.table.neighbours() if n.network is not None]
+        verdict = await self._questions.dial_back(self._rng.choice(away)) if away else Verdict.UNKNOWN
+        self._reachability.checked(verdict, self._clock())
+        self._core.sender = self._sender()
+
+    async def _answer_dial_back(self, peer: PeerId, question: bytes) -> bytes:
+        """Only the address that the asker comes from is dialled: nobody is aimed at anybody else."""
+        messages.decode_dial_back(question)
+        self._core.spend_dial(peer, self._clock())
+        connection = self._endpoint.connection(peer)
+        verdict = Verdict.UNKNOWN
+        if connection is not None and not is_local(connection.remote_address):
+            address = connection.remote_address
+            dialler = self._core.dialler_for(peer, address, self._rng)
+            if dialler is not None:
+                verdict = await self._questions.dial_for(dialler, Contact(peer, (address,)))
+        return messages.encode_verdict(self._core.sender, verdict)
+
+    async def _answer_dial(self, peer: PeerId, question: bytes) -> bytes:
+        _, wanted = messages.decode_dial(question)
+        self._core.spend_dial(peer, self._clock())
+        verdict = Verdict.UNKNOWN
+        if wanted.peer != self._core.own and not any(is_local(address) for address in wanted.addresses[:1]):
+            verdict = await self._questions.dial_afresh(Contact(wanted.peer, wanted.addresses[:1]))
+        return messages.encode_verdict(self._core.sender, verdict)
 
     def _answerer(self, kind: str) -> Callable[[PeerId, bytes], Awaitable[bytes]]:
         async def answer(peer: PeerId, question: bytes) -> bytes:

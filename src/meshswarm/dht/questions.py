@@ -14,7 +14,7 @@ from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core, Delivery
 from meshswarm.dht.lookup import STALL_S, Lookup, next_batch
-from meshswarm.dht.messages import FIND, PING, STORE, StoreStatus
+from meshswarm.dht.messages import DIAL, DIAL_BACK, FIND, PING, STORE, StoreStatus, Verdict
 from meshswarm.dht.signed import RecordSet, SignedRecord
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RemoteProtocolError
 from meshswarm.net.endpoint import Endpoint
@@ -92,6 +92,37 @@ class Questions:
         self._note(is_new, contact)
         return found.token
 
+    async def dial_back(self, contact: Contact) -> Verdict:
+        """Asks a peer to have this one dialled by a third."""
+        question = messages.encode_dial_back(self._core.sender)
+        return await self._verdict(contact, DIAL_BACK, question, 3 * self._timeout_s)
+
+    async def dial_for(self, contact: Contact, wanted: Contact) -> Verdict:
+        """Asks a peer to dial `wanted` afresh."""
+        question = messages.encode_dial(self._core.sender, wanted)
+        return await self._verdict(contact, DIAL, question, 2 * self._timeout_s)
+
+    async def dial_afresh(self, wanted: Contact) -> Verdict:
+        """Whether `wanted` can be dialled from here, where nothing has connected the two yet."""
+        if self._endpoint.connection(wanted.peer) is not None:
+            return Verdict.UNKNOWN
+        try:
+            connection = await self._endpoint.dial(wanted.peer, wanted.addresses, timeout_s=self._timeout_s)
+        except MeshswarmError:
+            return Verdict.SILENT
+        if connection.remote_address not in wanted.addresses:
+            return Verdict.UNKNOWN  # it dialled this peer in the meantime, or was found where it was another time
+        connection.close("it was only to be seen whether it can be dialled")
+        return Verdict.REACHED
+
+    async def _verdict(self, contact: Contact, kind: str, question: bytes, timeout_s: float) -> Verdict:
+        try:
+            answer, *_ = await self._ask(contact, kind, question, 4096, timeout_s)
+            _, verdict = messages.decode_verdict(answer)
+        except MeshswarmError:
+            return Verdict.UNKNOWN
+        return verdict
+
     async def store(self, deliveries: Iterable[Delivery]) -> Counter[StoreStatus]:
         """Delivers everything; how often each status came back."""
         statuses: Counter[StoreStatus] = Counter()
@@ -134,24 +165,25 @@ class Questions:
         statuses.update(status for row in stored.statuses for status in row)
 
     async def _ask(
-        self, contact: Contact, kind: str, question: bytes, max_answer_bytes: int
+        self, contact: Contact, kind: str, question: bytes, max_answer_bytes: int, timeout_s: float | None = None
     ) -> tuple[bytes, Contact, float | None, bool]:
         """The answer, the contact with the address that worked first, the round trip when it is known, and whether
         the peer was dialled for this."""
         peer = contact.peer
+        timeout_s = timeout_s or self._timeout_s
         async with self._turns:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(timeout_s):
                     connection = self._endpoint.connection(peer)
                     is_outbound = connection is None or connection.closed
                     if connection is None or connection.closed:
                         connection = await self._endpoint.dial(peer, contact.addresses, timeout_s=self._timeout_s)
                     answer = await connection.request(
-                        kind, question, timeout_s=self._timeout_s, max_reply_bytes=max_answer_bytes
+                        kind, question, timeout_s=timeout_s, max_reply_bytes=max_answer_bytes
                     )
             except TimeoutError:
                 raise PeerUnreachableError(
-                    f"peer {peer.short} did not answer {kind} within {self._timeout_s:g} s", peer=str(peer)
+                    f"peer {peer.short} did not answer {kind} within {timeout_s:g} s", peer=str(peer)
                 ) from None
         known = Contact(peer, merge_addresses((connection.remote_address,), contact.addresses))
         return answer, known, connection.rtt_s, is_outbound

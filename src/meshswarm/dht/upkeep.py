@@ -26,6 +26,7 @@ JOIN_TIMEOUT_S = 2.5  # for the first answer, however many are asked
 GRACE_S = 0.3  # for others who are slower than the first to answer at a join
 ERRAND_DELAY_S = 0.05  # newcomers come in groups: one pass for all
 MAX_PINGS_PER_ROUND = 3
+MAX_HANDOVERS_PER_ROUND = 4
 MAX_REMEMBERED = 64
 
 Errand = Callable[[], Coroutine[Any, Any, object]]
@@ -166,6 +167,7 @@ class Upkeep:
                 await self._meet(self._rng.choice(lost))
             if now - self._looked_around_at >= self._periods.look_around_s:
                 await self.look_around()
+            await self._announcer.settle(MAX_HANDOVERS_PER_ROUND)
         await self._announcer.repeat(every_s=self._periods.republish_s)
 
     async def _meet(self, contact: Contact) -> None:

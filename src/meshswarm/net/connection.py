@@ -45,10 +45,12 @@ class Hold:
 
 
 class Connection(ABC):
-    """An authenticated connection to `peer_id`, in our swarm. `agent` is what software the peer says it runs."""
+    """An authenticated connection to `peer_id`, in our swarm. `agent` is what software the peer says it runs;
+    `instance` is drawn anew whenever a peer starts."""
 
     peer_id: PeerId
     agent: str
+    instance: bytes = b""
     remote_address: Address
 
     def __init__(self) -> None:
