@@ -19,7 +19,7 @@ from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, machi
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
-from meshswarm.stage.sizes.memory import kv_bytes_per_layer
+from meshswarm.stage.sizes.memory import Load, MemoryModel
 from meshswarm.stage.slices.store import Slices
 
 ALLOWED_MB = 160.0
@@ -51,7 +51,7 @@ def report(peer: PeerProcess, fresh: int, n_ctx: int, n_sessions: int) -> None:
     store = Store(peer.home)
     (model,) = store.models()
     slice_bytes = Slices(store, peer.home).file(model.model_id, span).n_bytes
-    kv_bytes = len(span) * kv_bytes_per_layer(model.n_kv_row, n_ctx, n_sessions)
+    kv_bytes = MemoryModel(store.header(model.model_id), Load(n_ctx, n_sessions)).span(span).kv
     worked, anon, file = (resident_bytes(peer.process.pid, kind) for kind in ("VmRSS", "RssAnon", "RssFile"))
     beyond = (max(fresh, worked) - slice_bytes - kv_bytes) / MB
     verdict = "kept" if beyond <= ALLOWED_MB else "BROKEN"

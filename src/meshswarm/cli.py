@@ -21,6 +21,7 @@ from meshswarm.commands.swarm_cli import swarm_app
 from meshswarm.config import DEFAULT_MODEL, Address, Home, WireChoice, default_home, parse_size
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
+from meshswarm.head.sampling_params import MAX_TEMPERATURE
 from meshswarm.identity import Identity, PeerId
 from meshswarm.stage.engine.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
 
@@ -164,7 +165,7 @@ def run(
     swarm: Annotated[str | None, typer.Option("--swarm", help="The swarm to ask in.")] = None,
     private: Private = False,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Stop after so many tokens.")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 1.0,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=MAX_TEMPERATURE)] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Repeatable sampling.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -20,13 +20,12 @@ from meshswarm.api.key import load_or_create_api_key
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.store import Store
-from meshswarm.artifacts.tokenizer import token_list_mark
-from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, PUBLIC_SWARM, Address, Home, HomeLock, WireChoice
+from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Address, Home, HomeLock, WireChoice
 from meshswarm.dht.known_peers import KnownPeers, KnownPeersError
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
-from meshswarm.head.draft_model import DraftModel
+from meshswarm.head.draft_model import DraftModel, check_draft_model
 from meshswarm.head.head import MAX_WAIT_S, Head
 from meshswarm.head.models import ModelDirectory
 from meshswarm.head.request import Speculation
@@ -49,10 +48,6 @@ from meshswarm.tasks import Tasks
 
 DRAIN_S = 3.0
 LAYERS_PERIOD_S = 3.0
-SERVING_STRANGERS = (
-    "This peer serves strangers: whoever is in the swarm 'public' may compute on this machine, and their prompts pass "
-    "through it. To stay among yourselves, make a private swarm (`meshswarm swarm new NAME`) and run with --private."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +95,8 @@ class Peer:
 
     async def _run(self, home: Home) -> None:
         """Parts end in the opposite order of their start, each whether or not the others managed to."""
-        is_first_start = not home.key.exists()
         self.membership = Swarms(home).open(self.settings.swarm, private=self.settings.private, now_ms=_now_ms())
         self.identity = Identity.load_or_create(home.key)
-        if is_first_start and self.membership.swarm.name == PUBLIC_SWARM and self.settings.serving is not None:
-            self._notice(SERVING_STRANGERS)
         self.store = Store(home.root)
         self.slices = Slices(self.store, home.root)
         async with contextlib.AsyncExitStack() as parts:
@@ -218,10 +210,10 @@ class Peer:
         await self.api.start(head, views=self._views())
         self._report({"event": "started", **self._reach()})
         await self._join()
+        if self.settings.draft_model is not None:  # first: it is small, and may turn out to be the wrong one
+            head.guess_with(await self._load_draft_model(self.settings.draft_model), self._warn)
         if self.settings.serving is not None:
             await self._serve(self.settings.serving, directory)
-        if self.settings.draft_model is not None:
-            await self._load_draft_model(self.settings.draft_model, head)
         outlook = await self._outlook(head)
         self._report({"event": "ready", **self._reach(), **self._served(), **outlook})
         if outlook["missing"] or outlook["ask"] is None:
@@ -252,21 +244,25 @@ class Peer:
         self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
         self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
 
-    async def _load_draft_model(self, ref: str, head: Head) -> None:
-        """Raises ConfigError when it cannot guess for the model that is served here."""
+    async def _load_draft_model(self, ref: str) -> DraftModel:
+        """Raises ConfigError when it cannot guess for the model that is to be served here."""
         serving = self.settings.serving
-        model = self._draft_model = await DraftModel.load(
-            ref,
+
+        def say(sentence: str) -> None:
+            self._report({"event": "model", "message": sentence})
+
+        draft = await asyncio.to_thread(self.store.obtain, ref, say=say)
+        if serving is not None:
+            model = await asyncio.to_thread(self.store.obtain, serving.model, say=say)
+            await asyncio.to_thread(check_draft_model, self.store, draft, model)
+        self._draft_model = await DraftModel.load(
+            draft.id_text,
             self.store,
             self.slices,
             n_ctx=DEFAULT_N_CTX if serving is None or serving.n_ctx is None else serving.n_ctx,
             n_threads=1 if serving is None or serving.n_threads is None else serving.n_threads,
-            say=lambda sentence: self._report({"event": "model", "message": sentence}),
         )
-        if self._serving is not None:
-            served = self._serving.model
-            model.check_vocabulary(token_list_mark(self.store.header(served.model_id)), served.name)
-        head.guess_with(model, self._warn)
+        return self._draft_model
 
     async def _outlook(self, head: Head) -> dict[str, Any]:
         """Which model a client here would best ask for, None when there is none, and what is missing of it."""
@@ -348,7 +344,9 @@ class Peer:
         return ref if ref.startswith("pypi:") else Path(ref).name
 
     def _served(self) -> dict[str, Any]:
-        return {"model": None, "layers": None} if self._serving is None else self._serving.facts()
+        if self._serving is None:
+            return {"model": None, "layers": None, "wire": self._wire.facts(None)}
+        return {**self._serving.facts(), "wire": self._wire.facts(self._serving.model)}
 
     async def _status(self) -> dict[str, Any]:
         return {

@@ -35,7 +35,7 @@ from meshswarm.stage.owner_watch import LoadMeter
 from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.sessions.server import SpanServer
 from meshswarm.stage.sessions.terms import Served
-from meshswarm.stage.sizes.memory import Load, MemoryModel
+from meshswarm.stage.sizes.memory import PROCESS_BYTES, Load, MemoryModel
 from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks
 
@@ -227,7 +227,7 @@ class Serving:
             "us_per_layer": record.us_per_layer,
             "threads": self._engine.n_threads_now,
             "back_end": self._engine.offload.backend,
-            "memory": self._engine.memory.as_json(),
+            "memory": {**self._engine.memory.as_json(), "program_bytes": PROCESS_BYTES},
             "owner": {"mode": self._standing.mode.name.lower(), "reason": self._standing.reason},
         }
 

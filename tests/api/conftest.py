@@ -27,7 +27,7 @@ from meshswarm.head.request import (
 )
 from meshswarm.span import Span
 
-ROUTE = RouteSummary((("peerone", "0:10"), ("peertwo", "10:30")), "llama.cpp/cpu/avx2")
+ROUTE = RouteSummary((("peerone", "0:10"), ("peertwo", "10:30")), "llama.cpp/cpu/avx2", "f32")
 READY = ModelListing("small", "smallid", 1_750_000_000, 2048, 30, (Span(0, 30),), 2, True)
 BROKEN = ModelListing("broken", "brokenid", 1_750_000_001, 4096, 30, (Span(0, 10), Span(20, 30)), 1, False)
 

@@ -57,6 +57,7 @@ async def test_extras_reach_the_user(sdk):
     assert answer.meshswarm == {
         "route": [{"peer": "peerone", "layers": "0:10"}, {"peer": "peertwo", "layers": "10:30"}],
         "numclass": "llama.cpp/cpu/avx2",
+        "wire": "f32",
     }
     assert answer.timings == {
         "prompt_n": 5,

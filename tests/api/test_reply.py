@@ -30,7 +30,7 @@ GOLDEN_CHAT = (
     '[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null,"system_fingerprint":"fp_1",'
     '"timings":{"prompt_n":7,"prompt_ms":0.0,"prompt_per_token_ms":0.0,"prompt_per_second":0.0,"predicted_n":2,'
     '"predicted_ms":4.0,"predicted_per_token_ms":2.0,"predicted_per_second":500.0,"draft_n":3,'
-    '"draft_n_accepted":1,"flights":2},"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu"}}\n\n'
+    '"draft_n_accepted":1,"flights":2},"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu","wire":null}}\n\n'
     'data: {"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1760000000,"model":"small","choices":[],'
     '"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0},'
     '"completion_tokens_details":{"accepted_prediction_tokens":1,"rejected_prediction_tokens":2}},'
@@ -44,7 +44,7 @@ GOLDEN_COMPLETION = (
     '[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"system_fingerprint":"fp_1",'
     '"timings":{"prompt_n":7,"prompt_ms":0.0,"prompt_per_token_ms":0.0,"prompt_per_second":0.0,"predicted_n":2,'
     '"predicted_ms":4.0,"predicted_per_token_ms":2.0,"predicted_per_second":500.0,"draft_n":3,'
-    '"draft_n_accepted":1,"flights":2},"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu"}}\n\n'
+    '"draft_n_accepted":1,"flights":2},"meshswarm":{"route":[{"peer":"p","layers":"0:30"}],"numclass":"cpu","wire":null}}\n\n'
     "data: [DONE]\n\n"
 )
 

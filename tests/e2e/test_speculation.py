@@ -71,6 +71,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused_by_name(
     other = gguf_recipe(n_layers=2).write(tmp_path / "other.gguf")
     peer = start_peer("--model", str(smollm2), "--draft-model", str(other), wait=False)
     assert peer.process.wait(timeout=90) == 1
-    *_, last = iter(peer.lines.get, None)
+    *said, last = iter(peer.lines.get, None)
+    assert not any('"loading"' in line for line in said), "it is refused before anything large is loaded"
     assert "other cannot guess for smollm2-135m-instruct" in json.loads(last)["error"]
     assert "vocabularies differ" in json.loads(last)["error"]

@@ -64,7 +64,10 @@ def test_rows_are_half_as_long_in_f16_where_it_is_proved_and_only_there(
         assert ["go over the wire in f32: f16 is not proved" in said for said in notices(first)] == (
             [True] if name == "unproved" else []
         )
-        assert httpx.post(first.api + "/chat/completions", json=QUESTION, timeout=60).status_code == 200
+        answer = httpx.post(first.api + "/chat/completions", json=QUESTION, timeout=60).json()
+        granted = "f32" if name == "unproved" else "f16"
+        assert answer["meshswarm"]["wire"] == granted
+        assert first.ready["wire"] == {"asked": "f16", "granted": granted}
         assert first.stop() == 0
         sizes[name] = bytes_in(last, len(sizes) + 1)
     assert sizes["unproved"] == 2 * sizes["proved"] > 0

@@ -38,6 +38,9 @@ def test_what_is_proved_is_asked_for_and_goes_without_saying(proofs: WireProofs)
         wire = wish.of(model("proved"))
         assert wire == Wire(Dtype.F16, 2)
         wish.met(model("proved"), wire, 2)
+        assert wish.facts(model("proved")) == {"asked": str(choice), "granted": "f16"}
+        assert wish.facts(model("other")) == {"asked": str(choice), "granted": "f32"}
+        assert wish.facts(None) == {"asked": str(choice), "granted": None}
     assert said == []
 
 

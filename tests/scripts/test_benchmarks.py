@@ -43,6 +43,14 @@ def test_every_comparison_has_a_quick_mode_and_json(
     assert "--quick" in text and "--json" in text
 
 
+def test_every_script_finds_what_it_imports() -> None:
+    """In a process of its own: some set the interpreter up for a benchmark."""
+    names = ", ".join(sorted(path.stem for path in BENCH.glob("*.py")))
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCH)!r}); import {names}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_quick_comparison_runs_peers_and_baseline_to_the_end(smollm2: Path) -> None:
     """`smollm2` is the vocabulary of the tiny random model that is compared."""
     ended = subprocess.run(

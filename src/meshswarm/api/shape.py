@@ -116,5 +116,6 @@ def _details(started: Started, finished: Finished) -> dict[str, Any]:
         "meshswarm": {
             "route": [{"peer": peer, "layers": layers} for peer, layers in started.route.hops],
             "numclass": started.route.numclass,
+            "wire": started.route.wire,
         },
     }

@@ -13,6 +13,7 @@ from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.engine.llama_options import LlamaOptions
 from meshswarm.stage.loading import Wants, load_engine
+from meshswarm.stage.sizes.memory import PROCESS_BYTES
 from meshswarm.stage.slices.store import Slices
 
 BUDGET_S = 1.0  # for each of the figures
@@ -50,7 +51,12 @@ def bench(home: Home, settings: BenchSettings) -> dict[str, Any]:
             "numclass": engine.numclass,
             "back_end": engine.offload.backend,
             "beside_a_running_peer": find_running(home) is not None,
-            "memory": {"sessions": N_SESSIONS, "n_ctx": N_CTX, **engine.memory.as_json()},
+            "memory": {
+                "sessions": N_SESSIONS,
+                "n_ctx": N_CTX,
+                **engine.memory.as_json(),
+                "program_bytes": PROCESS_BYTES,
+            },
             **_figures(engine, len(span)),
         }
     finally:

@@ -1,4 +1,7 @@
-"""`meshswarm serve` and `meshswarm --auto`: a peer in the foreground, its story on the terminal or as JSON lines."""
+"""`meshswarm serve` and `meshswarm --auto`: a peer in the foreground, its story on the terminal or as JSON lines.
+
+The rule this file keeps: nothing here waits for whoever reads what is said, and a loop that stands still is noticed.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import contextlib
 import faulthandler
 import gc
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshswarm.commands.control import announce_running, forget_running
-from meshswarm.commands.story import tell
+from meshswarm.commands.story import sentence_of
+from meshswarm.commands.teller import Teller
+from meshswarm.commands.watchdog import Watchdog
 from meshswarm.peer import Peer, PeerSettings
 
 SWITCH_INTERVAL_S = 1e-4
@@ -30,9 +36,20 @@ def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
     faulthandler.enable()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
-    show = _print_json if as_json else tell
-    run_in_loop(_serve(settings, show))
-    show({"event": "stopped"})
+    out, complaints = Teller(sys.stdout), Teller(sys.stderr)
+    logging.basicConfig(handlers=[logging.StreamHandler(complaints)], format="%(message)s")
+
+    def show(event: Mapping[str, Any]) -> None:
+        line = json.dumps(dict(event)) if as_json else sentence_of(event)
+        if line:
+            out.say(line)
+
+    try:
+        run_in_loop(_serve(settings, show))
+        show({"event": "stopped"})
+    finally:
+        out.close()
+        complaints.close()
     return 0
 
 
@@ -61,7 +78,7 @@ async def _serve(settings: PeerSettings, show: Callable[[Mapping[str, Any]], Non
         show(event)
 
     peer = Peer(settings, report)
-    with _signals(peer.stop):
+    with _signals(peer.stop), Watchdog(lambda sentence: report({"event": "warning", "message": sentence})):
         try:
             await peer.run()
         finally:
@@ -100,7 +117,3 @@ def _restore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         loop.remove_signal_handler(number)
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _print_json(event: Mapping[str, Any]) -> None:
-    print(json.dumps(dict(event)), flush=True)

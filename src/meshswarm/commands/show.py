@@ -47,16 +47,28 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
     threads = status["threads"]
     rows = [("computed by", f"{status['back_end']}, {threads} thread{'' if threads == 1 else 's'}")]
     rows.append(("memory", _memory_words(status["memory"])))
+    rows.append(("wire", _granted_words(status["wire"])))
     owner = status["owner"]
     return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
 
 
 def _memory_words(memory: dict[str, int], load: str = "") -> str:
-    weights, kv, compute, saved = (
-        f"{memory[part] / 1e6:.0f} MB" for part in ("weights_bytes", "kv_bytes", "compute_bytes", "saved_bytes")
-    )
+    """As llama.cpp took it, with about what the program itself takes beside it: `models show` counts alike, before."""
+    parts = ("weights_bytes", "kv_bytes", "compute_bytes", "saved_bytes", "program_bytes")
+    weights, kv, compute, saved, program = (_size(memory[part]) for part in parts)
     states = f", {saved} of states to go back to" if memory["saved_bytes"] else ""
-    return f"{weights} of weights, {kv} of K and V{load}, {compute} of work space{states}"
+    total = _size(sum(memory[part] for part in parts))
+    return (
+        f"{total}: {weights} of weights, {kv} of K and V{load}, {compute} of work space{states}, {program} of program"
+    )
+
+
+def _granted_words(wire: dict[str, str]) -> str:
+    """In which dtype this peer's requests have rows sent between peers, where its own model is asked for."""
+    asked, granted = wire["asked"], wire["granted"]
+    if asked == granted:
+        return granted
+    return f"{granted}, the narrowest proved here" if asked == "auto" else f"{granted}: {asked} is not proved here"
 
 
 def show_bench(result: dict[str, Any]) -> None:
@@ -123,9 +135,9 @@ def show_facts(facts: dict[str, Any]) -> None:
         ("wire", _wire_words(facts)),
         (
             "whole",
-            f"{_size(whole['total'])} for {load['sessions']} sessions of {load['n_ctx']} positions: weights "
-            f"{_size(whole['weights'])}, K and V {_size(whole['kv'])}, work space {_size(whole['work'])}, program "
-            f"{_size(whole['program'])}",
+            f"{_size(whole['total'])} at most for {load['sessions']} sessions of {load['n_ctx']} positions: "
+            f"{_size(whole['weights'])} of weights, {_size(whole['kv'])} of K and V, up to {_size(whole['work'])} of "
+            f"work space, {_size(whole['program'])} of program",
         ),
     ]
     _table(("", ""), rows)

@@ -12,14 +12,8 @@ from meshswarm.config import PUBLIC_SWARM
 Event = Mapping[str, Any]
 
 
-def tell(event: Event) -> None:
-    """Print what `event` means to a person, if anything."""
-    sentence = sentence_of(event)
-    if sentence:
-        print(sentence, flush=True)
-
-
 def sentence_of(event: Event) -> str:
+    """What `event` means to a person; empty when it means nothing to one."""
     match event["event"]:
         case "started":
             return f"Peer {event['peer_id']}\nReachable as {event['address']}\n{_swarm(event)}"
@@ -50,10 +44,11 @@ def sentence_of(event: Event) -> str:
 
 
 def _swarm(event: Event) -> str:
-    if event["swarm"] == PUBLIC_SWARM:
-        private = "among yourselves: `meshswarm swarm new NAME`, --private"
-        return f"Swarm '{PUBLIC_SWARM}', open to strangers ({private})"
-    return f"Private swarm '{event['swarm']}'" if event.get("private") else f"Swarm '{event['swarm']}'"
+    if event["swarm"] != PUBLIC_SWARM:
+        return f"Private swarm '{event['swarm']}'" if event.get("private") else f"Swarm '{event['swarm']}'"
+    what = "" if event["model_ref"] is None else ": they compute on this machine, and their prompts pass through it"
+    private = "among yourselves: `meshswarm swarm new NAME`, --private"
+    return f"Swarm '{PUBLIC_SWARM}', open to strangers{what} ({private})"
 
 
 def _joined(n_peers: int) -> str:
@@ -82,9 +77,11 @@ def _owner(event: Event) -> str:
 def _serving(event: Event) -> str:
     if event["model"] is None:
         return "No layers are served here: this peer only answers its own endpoint."
+    granted = event["wire"]["granted"]
+    wire = "" if granted == "f32" else f" Rows to other peers go in {granted}, as was proved here."
     return (
         f"Serving layers {event['layers']} of {event['n_layers']} of {event['model']} "
-        f"({event['us_per_layer']} µs a layer and token, {sum(event['memory'].values()) / 1e6:.0f} MB of memory)."
+        f"({event['us_per_layer']} µs a layer and token, {sum(event['memory'].values()) / 1e6:.0f} MB of memory).{wire}"
     )
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.sources import Say
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.tokenizer import token_list_mark
@@ -96,11 +97,7 @@ class DraftModel:
 
     def check_vocabulary(self, token_list: bytes, name: str) -> None:
         """Raises ConfigError unless the model `name`, whose vocabulary has the mark `token_list`, has this one's."""
-        if self.token_list != token_list:
-            raise ConfigError(
-                f"{self.name} cannot guess for {name}: their vocabularies differ, so a token of one means something "
-                "else to the other; choose a draft model of the same family"
-            )
+        _check_same(self.token_list, token_list, self.name, name)
 
     def begin(self, prompt: Sequence[int]) -> DraftSession | None:
         """The drafts of one answer; None while as many answers as there is room for have theirs."""
@@ -112,6 +109,21 @@ class DraftModel:
     async def stop(self) -> None:
         """End its thread. Drafts under way come back empty."""
         await self._engine.stop()
+
+
+def check_draft_model(store: Store, draft: ModelInfo, model: ModelInfo) -> None:
+    """Before anything is loaded: raises ConfigError unless `draft` has the vocabulary of `model`. Both are in `store`.
+    Blocks for some milliseconds."""
+    drafts, models = (token_list_mark(store.header(each.model_id)) for each in (draft, model))
+    _check_same(drafts, models, draft.name, model.name)
+
+
+def _check_same(drafts: bytes, models: bytes, draft: str, model: str) -> None:
+    if drafts != models:
+        raise ConfigError(
+            f"{draft} cannot guess for {model}: their vocabularies differ, so a token of one means something else to "
+            "the other; choose a draft model of the same family"
+        )
 
 
 @dataclass(slots=True)

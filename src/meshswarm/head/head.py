@@ -379,7 +379,9 @@ def _cancel_if_open(session: RouteSession) -> None:
 
 
 def _summary(session: RouteSession) -> RouteSummary:
-    return RouteSummary(tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops), _numclass(session.opened))
+    hops = tuple((str(hop.peer), str(hop.span)) for hop in session.core.hops)
+    wire = None if len(hops) == 1 else str(session.core.terms.dtype)
+    return RouteSummary(hops, _numclass(session.opened), wire)
 
 
 def _started(prepared: _Prepared, session: RouteSession) -> Started:
@@ -407,7 +409,11 @@ def _numclass(opened: Sequence[Opened]) -> str:
 
 
 def _fingerprint(card: ModelCard, route: RouteSummary) -> str:
-    """Changes when the weights, the cuts or what the layers are computed with change: then answers may differ."""
+    """Changes when the weights, the cuts, what the layers are computed with or the wire dtype change: then answers may
+    differ."""
     cuts = ",".join(span for _, span in route.hops)
-    text = f"{model_id_text(card.model_id)} {route.numclass} {cuts}"
+    wire = (
+        "" if route.wire in (None, str(Dtype.F32)) else f" {route.wire}"
+    )  # a split in f32 computes what one peer does
+    text = f"{model_id_text(card.model_id)} {route.numclass} {cuts}{wire}"
     return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -57,10 +57,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class RouteSummary:
-    """Who computes an answer: per hop, in order, the PeerId as text and the layers `"a:b"` it computes."""
+    """Who computes an answer: per hop, in order, the PeerId as text and the layers `"a:b"` it computes. `wire`: the
+    dtype of the rows between them, None where one peer computes it all."""
 
     hops: tuple[tuple[str, str], ...]
     numclass: str
+    wire: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,11 @@ class WireWish:
             )
         return wire
 
+    def facts(self, model: ModelCard | ModelInfo | None) -> dict[str, str | None]:
+        """For the status: what was asked for, and what is granted for this model, None without one."""
+        granted = None if model is None else str(self._proofs.choose(self._choice, model.model_id).dtype)
+        return {"asked": str(self._choice), "granted": granted}
+
     def met(self, model: ModelCard | ModelInfo, wire: Wire, n_hops: int) -> None:
         """A route with so many hops between its spans was opened."""
         if wire.over(n_hops) is not wire.dtype:
