@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError, NoRouteError, PeerUnreachableError, RefusedError
 from meshswarm.head import routes
 from meshswarm.head.route_session import RouteSession
-from meshswarm.head.routes import Needs, Routes, Weather
+from meshswarm.head.routes import Needs, Routes
 from meshswarm.head.session_actions import InLine
 from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
@@ -25,8 +25,9 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.stream import Stream
 from meshswarm.net.swarm import Swarm
+from meshswarm.routing.gossip.news import Quiet
 from meshswarm.routing.gossip.report import LoadReport
-from meshswarm.routing.planner import Planning
+from meshswarm.routing.planner import Route
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.proving.wire_proofs import Wire
@@ -99,6 +100,20 @@ class Holder:
         await self.dht.publish_coverage(self.record(span, us_per_layer, addresses, us_per_layer_4))
 
 
+class Told(Quiet):
+    """News that a test tells."""
+
+    def __init__(self) -> None:
+        self.leaving: set[PeerId] = set()
+        self.reports: dict[PeerId, LoadReport] = {}
+
+    def draining(self) -> frozenset[PeerId]:
+        return frozenset(self.leaving)
+
+    def loads(self) -> dict[PeerId, LoadReport]:
+        return self.reports
+
+
 @dataclass
 class Scene:
     """A head and whoever a test puts beside it."""
@@ -108,8 +123,7 @@ class Scene:
     head: Endpoint
     dht: Dht
     endpoints: list[Endpoint]
-    away: set[PeerId]
-    loads: dict[PeerId, LoadReport]
+    told: Told
 
     async def holder(self, *answers: Message, knows_head: bool = True) -> Holder:
         identity = Identity.generate()
@@ -136,11 +150,9 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     head = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=swarm)
     dht = Dht(head, identity, swarm)
     writer = ReceiptWriter(ReceiptStore(tmp_path / "ledger.sqlite"), lambda error: None)
-    away: set[PeerId] = set()
-    loads: dict[PeerId, LoadReport] = {}
-    weather = Weather(draining=lambda: frozenset(away), loads=lambda: loads)
-    routes = Routes(head, identity, dht, Bookkeeper(identity, writer, swarm.swarm_id), list, weather)
-    running = Scene(swarm, routes, head, dht, [head], away, loads)
+    told = Told()
+    routes = Routes(head, identity, dht, Bookkeeper(identity, writer, swarm.swarm_id), list, news=told)
+    running = Scene(swarm, routes, head, dht, [head], told)
     yield running
     for endpoint in running.endpoints:
         await endpoint.close()
@@ -394,17 +406,17 @@ async def test_who_is_leaving_is_gone_round_and_who_is_busy_is_priced_by_it(scen
     await second.say(Span(0, 4), 1000)
     peer = first.endpoint.peer_id
     assert await scene.hops() == [first.endpoint]
-    scene.away.add(peer)
+    scene.told.leaving.add(peer)
     assert await scene.hops() == [second.endpoint]
-    scene.away.clear()
+    scene.told.leaving.clear()
     said = LoadReport(peer, model_id=CARD.model_id, span=Span(0, 4), n_layers=4, free_kv_tokens=1024)
-    scene.loads[peer] = replace(said, queue_s=0.5)
+    scene.told.reports[peer] = replace(said, queue_s=0.5)
     assert await scene.hops() == [second.endpoint]
-    scene.loads[peer] = replace(said, us_per_layer=50_000)
+    scene.told.reports[peer] = replace(said, us_per_layer=50_000)
     assert await scene.hops() == [second.endpoint]
-    scene.loads[peer] = replace(said, free_kv_tokens=0)
+    scene.told.reports[peer] = replace(said, free_kv_tokens=0)
     assert await scene.hops() == [second.endpoint]
-    scene.loads[peer] = said
+    scene.told.reports[peer] = said
     assert await scene.hops() == [first.endpoint]
 
 
@@ -413,16 +425,15 @@ async def test_routes_are_planned_once_and_the_next_best_are_kept(
 ) -> None:
     holders = [await scene.holder(BUSY), await scene.holder(BUSY), await scene.holder()]
     for place, holder in enumerate(holders):
-        await holder.say(Span(0, 4), 10 * (place + 1))
-    n_plans = 0
-    plan = Planning.of.__func__  # type: ignore[attr-defined]
+        await holder.say(Span(0, 4), 10 + 50_000 * place)
+    plan, n_plans = scene.routes._plan, 0
 
-    def counted(cls: type[Planning], *arguments: object) -> Planning:
+    async def counted(needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId]) -> list[Route]:
         nonlocal n_plans
         n_plans += 1
-        return plan(cls, *arguments)
+        return await plan(needs, records, avoid)
 
-    monkeypatch.setattr(Planning, "of", classmethod(counted))
+    monkeypatch.setattr(scene.routes, "_plan", counted)
     assert await scene.hops() == [holders[2].endpoint]
     assert [len(holder.asked) for holder in holders] == [1, 1, 1]
     assert n_plans == 1

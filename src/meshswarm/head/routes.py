@@ -14,7 +14,7 @@ import asyncio
 import os
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -38,7 +38,8 @@ from meshswarm.identity import Identity, PeerId
 from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.cost import turn_us, unmeasured
-from meshswarm.routing.loads import Load, queues, with_loads
+from meshswarm.routing.gossip.news import QUIET, News
+from meshswarm.routing.loads import queues, with_loads
 from meshswarm.routing.measured import MeasuredSpeed, MeasuredSpeeds, Share
 from meshswarm.routing.planner import Planning, Route, Situation, repriced
 from meshswarm.routing.probing import worth_probing
@@ -77,20 +78,11 @@ class Needs:
     max_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Weather:
-    """What peers say of themselves at this moment: who has gone, who takes no new sessions, how busy the others are."""
-
-    gone: Callable[[], frozenset[PeerId]] = frozenset
-    draining: Callable[[], frozenset[PeerId]] = frozenset
-    loads: Callable[[], Mapping[PeerId, Load]] = dict
-
-
 class Routes:
     """Opens routes for one head.
 
     `own_records` tells what this peer serves itself: its own layers are used before the DHT has heard of them.
-    `weather`: what is known of peers from minute to minute, nothing by default.
+    `news`: what is heard of peers from minute to minute.
     """
 
     def __init__(
@@ -100,14 +92,15 @@ class Routes:
         dht: Dht,
         bookkeeper: Bookkeeper,
         own_records: Callable[[], Sequence[CoverageRecord]],
-        weather: Weather | None = None,
+        *,
+        news: News = QUIET,
     ) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._dht = dht
         self._bookkeeper = bookkeeper
         self._own_records = own_records
-        self._weather = weather or Weather()
+        self._news = news
         self._measured = MeasuredSpeeds(endpoint.peer_id)
         self._rtts: dict[PeerId, float] = {}
         self._busy_until: dict[PeerId, float] = {}
@@ -206,7 +199,7 @@ class Routes:
         now = asyncio.get_running_loop().time()
         self._busy_until = {peer: until for peer, until in self._busy_until.items() if until > now}
         rtts = {record.peer: self._rtt_s(record.peer) for record in records}
-        waits = queues(records, self._weather.loads())
+        waits = queues(records, self._news.loads())
         for peer, until in self._busy_until.items():
             waits[peer] = max(waits.get(peer, 0.0), until - now)
         return Situation(
@@ -223,14 +216,18 @@ class Routes:
     def away(self) -> dict[PeerId, str]:
         """Peers that are no use now, as far as is known here, and why."""
         why = dict.fromkeys(self._dht.unreachable(), "did not answer lately")
-        why |= dict.fromkeys(self._weather.gone(), "has gone")
-        why |= dict.fromkeys(self._weather.draining(), "is leaving and takes no new sessions")
+        why |= dict.fromkeys(self._news.gone(), "has gone")
+        why |= dict.fromkeys(self._news.draining(), "is leaving and takes no new sessions")
         why.pop(self._endpoint.peer_id, None)
         return why
 
+    def asked(self, model_id: bytes) -> None:
+        """A client of this head wants an answer of this model."""
+        self._news.asked(model_id)
+
     def current(self, records: Iterable[CoverageRecord]) -> list[CoverageRecord]:
         """The records, with what their peers said since."""
-        return with_loads(records, self._weather.loads())
+        return with_loads(records, self._news.loads())
 
     def measured(self, model_id: bytes, records: Iterable[CoverageRecord]) -> dict[PeerId, MeasuredSpeed]:
         """What this head's own sessions have shown of the speed of others."""

@@ -8,35 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
-from meshswarm.span import Span
+from meshswarm.routing.gossip.report import LoadReport
 
 
-class Load(Protocol):
-    """A peer's report, within the limits of records: what it serves, how long a step waits there for its turn, how many
-    positions it has room for, and how many µs one row takes in a layer now, 0 when it does not know."""
-
-    @property
-    def model_id(self) -> bytes | None: ...
-    @property
-    def span(self) -> Span | None: ...
-    @property
-    def queue_s(self) -> float: ...
-    @property
-    def free_kv_tokens(self) -> int: ...
-    @property
-    def us_per_layer(self) -> int: ...
-
-
-def with_loads(records: Iterable[CoverageRecord], loads: Mapping[PeerId, Load]) -> list[CoverageRecord]:
+def with_loads(records: Iterable[CoverageRecord], loads: Mapping[PeerId, LoadReport]) -> list[CoverageRecord]:
     """The records, as true as the newest report of each peer makes them."""
     return [_with_load(record, loads.get(record.peer)) for record in records]
 
 
-def queues(records: Iterable[CoverageRecord], loads: Mapping[PeerId, Load]) -> dict[PeerId, float]:
+def queues(records: Iterable[CoverageRecord], loads: Mapping[PeerId, LoadReport]) -> dict[PeerId, float]:
     """How long a step waits at each peer that says so, in seconds."""
     found = {}
     for record in records:
@@ -46,11 +29,11 @@ def queues(records: Iterable[CoverageRecord], loads: Mapping[PeerId, Load]) -> d
     return found
 
 
-def _is_of(record: CoverageRecord, load: Load) -> bool:
+def _is_of(record: CoverageRecord, load: LoadReport) -> bool:
     return load.model_id == record.model_id and load.span == record.span
 
 
-def _with_load(record: CoverageRecord, load: Load | None) -> CoverageRecord:
+def _with_load(record: CoverageRecord, load: LoadReport | None) -> CoverageRecord:
     if load is None or not _is_of(record, load):
         return record
     us = load.us_per_layer or record.us_per_layer

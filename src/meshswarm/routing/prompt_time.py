@@ -34,9 +34,12 @@ class Pace:
         return self.step_s + n_rows * self.row_s + FRAME_S
 
 
-def pace(record: CoverageRecord, n_layers: int) -> Pace:
-    """How fast the peer says it is. A step reads all weights once, which is about what a lone row costs."""
-    return Pace(record.prefill_us_per_row_layer * n_layers / 1e6, layer_us(record, 1) * n_layers / 1e6)
+def pace(record: CoverageRecord, n_layers: int, measured_us: float | None = None) -> Pace:
+    """How fast the peer says it is, or by how much slower a lone row turned out to be there (`measured_us` a layer). A
+    step reads all weights once, which is about what a lone row costs."""
+    slower = 1.0 if measured_us is None else measured_us / record.us_per_layer
+    row_us = record.prefill_us_per_row_layer * slower
+    return Pace(row_us * n_layers / 1e6, layer_us(record, 1, measured_us) * n_layers / 1e6)
 
 
 def max_chunk_rows(profile: Profile) -> int:
