@@ -302,12 +302,26 @@ class Peer:
             self._warn(error)
         if not asked and not known:
             return
-        reached = await self.dht.join([*asked, *known])
-        for peer, address in self.settings.join:
+        dials = [asyncio.ensure_future(self._why_unreachable(*each)) for each in self.settings.join]
+        try:
+            reached = await self.dht.join([*asked, *known])
+        finally:
+            for dial in dials:
+                dial.cancel()
+        for (peer, address), dial in zip(self.settings.join, dials, strict=True):
             if self.endpoint.connection(peer) is None:
-                failed = {"peer": str(peer), "address": str(address), "swarm": self.membership.swarm.name}
+                why = dial.result() if dial.done() and not dial.cancelled() else ""
+                failed = {"peer": str(peer), "address": str(address), "swarm": self.membership.swarm.name, "why": why}
                 self._report({"event": "join-failed", **failed})
         self._report({"event": "joined", "peers": reached})
+
+    async def _why_unreachable(self, peer: PeerId, address: Address) -> str:
+        """Dials beside the DHT, which tries on and does not tell; empty when the peer is there."""
+        try:
+            await self.endpoint.dial(peer, (address,))
+        except MeshswarmError as error:
+            return str(error)
+        return ""
 
     def _invited(self) -> list[tuple[PeerId, tuple[Address, ...]]]:
         """Other members that a private swarm's invite names."""

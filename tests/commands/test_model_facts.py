@@ -43,7 +43,12 @@ def test_the_default_models_facts(home, smollm2, capsys):
     assert facts["plan"] is None
     show_facts(facts)
     said = capsys.readouterr().out
-    for words in ("30 of 2.2 MB", "can be cut between any two", "23,040 bytes a position", "694.3 MB at most for 4 sessions"):
+    for words in (
+        "30 of 2.2 MB",
+        "can be cut between any two",
+        "23,040 bytes a position",
+        "694.3 MB at most for 4 sessions",
+    ):
         assert words in said
 
 

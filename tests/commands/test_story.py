@@ -48,8 +48,11 @@ def test_a_client_alone_says_that_there_is_no_model_yet() -> None:
 
 
 def test_a_failed_join_names_what_to_check() -> None:
-    said = sentence_of({"event": "join-failed", "peer": "p", "address": "10.0.0.1:4810", "swarm": "home"})
+    failed = {"event": "join-failed", "peer": "p", "address": "10.0.0.1:4810", "swarm": "home", "why": ""}
+    said = sentence_of(failed)
+    assert "trying on. Is it running" in said
     assert "--swarm ('home')" in said
+    assert "trying on. Nothing listens there. Is it running" in sentence_of({**failed, "why": "nothing listens there"})
     assert "firewall" in said
 
 

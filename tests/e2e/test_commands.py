@@ -93,7 +93,15 @@ def test_run_whose_question_cannot_be_answered_says_why(tmp_path: Path) -> None:
     gone = f"{Identity.generate().peer_id}@127.0.0.1:9"
     swarm = ("--swarm", f"test-{os.urandom(6).hex()}")
     done = meshswarm("--home", str(tmp_path / "home"), "run", "Hello", "--join", gone, *swarm, expect=1)
-    assert "no model is known here yet" in done.stderr
+    assert "nobody can be asked" in done.stderr
+    assert "nothing listens there" in done.stderr
+
+
+def test_run_in_another_swarm_than_the_peer_it_joins_says_so(tmp_path: Path, three_peers: Any) -> None:
+    joining = ("run", "Hello", "--join", three_peers.client.address, "--swarm", f"test-{os.urandom(6).hex()}")
+    done = meshswarm("--home", str(tmp_path / "home"), *joining, expect=1)
+    assert "may belong to another swarm" in done.stderr
+    assert "--swarm" in done.stderr
 
 
 def test_models_are_imported_in_place_and_listed(tmp_path: Path, smollm2: Path) -> None:

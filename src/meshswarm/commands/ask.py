@@ -11,6 +11,7 @@ from typing import Any
 
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
+from meshswarm.commands.story import what_to_check
 from meshswarm.config import DEFAULT_MODEL, Address, Home
 from meshswarm.errors import ConfigError
 from meshswarm.identity import PeerId
@@ -47,12 +48,20 @@ def ask(question: Question, *, as_json: bool) -> None:
 async def _ask_own_peer(question: Question, as_json: bool) -> None:
     """A peer for one question. Alone it serves the default model itself; with peers to join it only asks."""
     ready = asyncio.Event()
+    unreached: list[Mapping[str, Any]] = []
+    n_reached = 0
 
     def report(event: Mapping[str, Any]) -> None:
-        if event["event"] == "ready":
-            ready.set()
-        elif event["event"] == "model":
-            print(event["message"], file=sys.stderr)
+        nonlocal n_reached
+        match event["event"]:
+            case "ready":
+                ready.set()
+            case "model":
+                print(event["message"], file=sys.stderr)
+            case "join-failed":
+                unreached.append(event)
+            case "joined":
+                n_reached = event["peers"]
 
     settings = PeerSettings(
         home=question.home,
@@ -70,6 +79,9 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
     try:
         await asyncio.wait((living, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not living.done():
+            if unreached and not n_reached:
+                peers = " or ".join(f"{event['peer']} at {event['address']}" for event in unreached)
+                raise ConfigError(f"nobody can be asked: no way in through {peers}. {what_to_check(unreached[0])}")
             await asyncio.to_thread(_ask, RunningPeer(0, peer.api.base_url, None), body, as_json)
     finally:
         waiting.cancel()

@@ -58,9 +58,15 @@ def _joined(n_peers: int) -> str:
 
 
 def _join_failed(event: Event) -> str:
+    return f"No way in through {event['peer']} at {event['address']}; trying on. {what_to_check(event)}"
+
+
+def what_to_check(event: Event) -> str:
+    """What a person can do about a peer that could not be joined."""
+    why = f"{event['why'][0].upper()}{event['why'][1:]}. " if event["why"] else ""
     return (
-        f"No answer from {event['peer']} at {event['address']}; trying on. Is it running, with the same --swarm "
-        f"({event['swarm']!r})? Is it the address it printed, and is that UDP port open in its firewall?"
+        f"{why}Is it running, with the same --swarm ({event['swarm']!r})? Is it the address it printed, and is that "
+        "UDP port open in its firewall?"
     )
 
 

@@ -412,8 +412,7 @@ def _fingerprint(card: ModelCard, route: RouteSummary) -> str:
     """Changes when the weights, the cuts, what the layers are computed with or the wire dtype change: then answers may
     differ."""
     cuts = ",".join(span for _, span in route.hops)
-    wire = (
-        "" if route.wire in (None, str(Dtype.F32)) else f" {route.wire}"
-    )  # a split in f32 computes what one peer does
+    is_exact = route.wire in (None, str(Dtype.F32))  # a split in f32 computes what one peer does
+    wire = "" if is_exact else f" {route.wire}"
     text = f"{model_id_text(card.model_id)} {route.numclass} {cuts}{wire}"
     return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:16]
