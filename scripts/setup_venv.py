@@ -137,10 +137,15 @@ def pip(*arguments: str) -> None:
         for line in process.stdout:
             output.append(line)
             if step := re.match(r"\s*(Collecting|Processing|Building|Installing)\b.*", line):
-                print(f"  {step[0].strip()[:160]}", flush=True)
+                print(f"  {shortened(step[0].strip())}", flush=True)
     if process.returncode:
         print("".join(output), file=sys.stderr)
         raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def shortened(line: str, width: int = 160) -> str:
+    """The line, or as many whole words of it as fit, with a sign that there are more."""
+    return line if len(line) <= width else f"{line[: width - 3].rpartition(' ')[0].rstrip(',')} ..."
 
 
 @contextlib.contextmanager

@@ -242,3 +242,11 @@ def test_the_builds_own_words_become_progress(capsys: pytest.CaptureFixture[str]
     progress.said -= 100  # as if nothing had been said for long
     progress.see("")
     assert "42 %, 0:00 so far" in capsys.readouterr().out
+
+
+def test_a_long_line_of_pips_ends_at_a_word_and_says_that_it_goes_on() -> None:
+    names = "Installing collected packages: " + ", ".join(f"package-{number}" for number in range(40))
+    shown = setup_venv.shortened(names)
+    assert len(shown) <= 160
+    assert names.startswith(shown.removesuffix(" ...") + ", package-")
+    assert setup_venv.shortened("Collecting numpy") == "Collecting numpy"
