@@ -59,7 +59,7 @@ class ServedSession:
         self.hop_in: Stream | None = None
         self.parked_s: float | None = None  # since when, on the loop's clock
         self._host = host
-        self._served = served
+        self.served = served
         self._head = head
         self._slot: int | None = slot
         self._next: Connection | None = None
@@ -97,7 +97,7 @@ class ServedSession:
             return
         fork = self.core.opening.fork
         assert fork is not None and source.slot is not None
-        self._served.engine.copy_slot(source.slot, self._slot, fork.n_positions, self._on_copied)
+        self.served.engine.copy_slot(source.slot, self._slot, fork.n_positions, self._on_copied)
 
     def _on_copied(self, error: Exception | None) -> None:
         if self._slot is None:
@@ -134,7 +134,7 @@ class ServedSession:
         self._opened()
 
     def _opened(self) -> None:
-        served, engine = self._served, self._served.engine
+        served, engine = self.served, self.served.engine
         self._is_open = True
         self._tell_head(
             Opened(
@@ -235,7 +235,7 @@ class ServedSession:
             checkpoints=step.checkpoints,
         )
         seq = step.seq
-        self._served.engine.submit(job, lambda outcome: self._on_computed(seq, outcome))
+        self.served.engine.submit(job, lambda outcome: self._on_computed(seq, outcome))
 
     def _on_computed(self, seq: int, outcome: JobResult | Exception) -> None:
         if self._slot is None:
@@ -274,7 +274,7 @@ class ServedSession:
     def _send_full_row(self, seq: int, row: int) -> None:
         self.core.check_full_row(seq, row)
         assert self._slot is not None
-        self._tell_head(FullRow(seq, self._served.engine.full_row(self._slot, row).tobytes(), row))
+        self._tell_head(FullRow(seq, self.served.engine.full_row(self._slot, row).tobytes(), row))
 
     # -- between two turns
 
@@ -329,7 +329,7 @@ class ServedSession:
     def offer_receipt(self) -> None:
         """End the session in good order: the head closed it, or its room is needed while it is parked."""
         lasted_s = self._loop.time() - self._opened_s
-        self._receipt = self._host.bookkeeper.offer(self.core, self._served.engine.numclass, lasted_s)
+        self._receipt = self._host.bookkeeper.offer(self.core, self.served.engine.numclass, lasted_s)
         self._release_slot()
         self._timer.cancel()
         self._timer = self._loop.call_later(ACKNOWLEDGE_S, self._end)
@@ -364,7 +364,7 @@ class ServedSession:
 
     def _release_slot(self) -> None:
         if self._slot is not None:
-            self._served.engine.release_slot(self._slot)
+            self.served.engine.release_slot(self._slot)
             self._slot = None
             self._host.on_room(None if self.parked_s is not None else self._loop.time() - self._turn_s)
 

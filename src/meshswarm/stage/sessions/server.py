@@ -1,7 +1,10 @@
-"""Serves one span to other peers' sessions: who gets a slot of the engine, who waits for one, who is refused.
+"""Serves a span to other peers' sessions: who gets a slot of the engine, who waits for one, who is refused.
+
+A peer that goes over to other layers serves two spans for a while: the new one, and the old one for those who have not
+heard of it yet.
 
 The rule this file keeps: a session that waits is let in before a newcomer, and a parked session keeps nobody waiting:
-it gives its room up at once.
+it gives its room up at once. A session stays on the slice it began on.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ MIN_RETRY_MS = 500
 REST_RETRY_MS = 30_000
 REST_PATIENCE_S = 40.0  # below the head's own patience, which would end the session without the reason
 MAX_WAIT_S = 600.0  # nobody stands in line for longer, whatever its head asks for
+_MOVING = Refused(RefusalReason.DRAINING, "the peer is about to serve other layers", 0)
 
 
 class SpanServer:
-    """Accepts sessions on the endpoint's "session" and "hop" streams and runs them on one engine.
+    """Accepts sessions on the endpoint's "session" and "hop" streams and runs them on the engine of their slice.
 
     Until `serve` is called every OPEN is refused. `tasks` owns the few background tasks (dialling the next span).
     `sent` keeps what goes to the next span, for replay and audits.
@@ -42,7 +46,9 @@ class SpanServer:
         self.tasks = tasks
         self.bookkeeper = bookkeeper
         self.sent = sent
-        self.served: Served | None = None
+        self.served: Served | None = None  # what is served here, the newest
+        self._older: Served | None = None  # what was before, for those who still ask for it
+        self._closing: Served | None = None  # the one of them that takes no new sessions
         self.draining = False
         self.resting = ""  # why strangers are asked to come back later; empty: they are not
         self._rest: asyncio.TimerHandle | None = None
@@ -58,10 +64,45 @@ class SpanServer:
         endpoint.handle_stream(SESSION_STREAM, self._on_session_stream, max_frame_bytes=MAX_FRAME_BYTES)
         endpoint.handle_stream(HOP_STREAM, self._on_hop_stream, max_frame_bytes=MAX_FRAME_BYTES)
 
-    def serve(self, served: Served) -> None:
-        """Start accepting sessions for this slice."""
+    def serve(self, served: Served, *, beside: bool = False) -> None:
+        """Start accepting sessions for this slice; with `beside` also, until it is emptied, for what was served before,
+        else no more for that. Sessions that run go on."""
+        self._older = self.served if beside else None
+        self._closing = None
         self.served = served
-        self._room = WaitingRoom(max(1, served.engine.n_free_slots))  # all of them are free now
+        if not self._waiting:
+            self._room = WaitingRoom(max(1, served.engine.n_free_slots))  # all of them are free now
+        self.on_room(None)
+
+    async def empty(self, served: Served, timeout_s: float) -> bool:
+        """Take no new sessions on this slice and give those that run `timeout_s` to end: whether all have."""
+        self._closing = served
+        for opening in [each for each in self._waiting.values() if self._slice_for(each.message) is served]:
+            opening.refuse(_MOVING)
+        for parked in self._parked(served):
+            parked.offer_receipt()
+        self.on_load()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(session.served is served for session in self.sessions.values()):
+                    self.session_ended.clear()
+                    await self.session_ended.wait()
+        return not any(session.served is served for session in self.sessions.values())
+
+    def reopen(self) -> None:
+        """Take sessions again on the slice that was being emptied."""
+        self._closing = None
+        self.on_room(None)
+        self.on_load()
+
+    async def retire(self, served: Served, timeout_s: float) -> None:
+        """Empty the older slice; sessions that have not ended in time are ended with the reason."""
+        if not await self.empty(served, timeout_s):
+            for session in [each for each in self.sessions.values() if each.served is served]:
+                session.fail("this peer serves other layers now", None)
+        if self._older is served:
+            self._older = None
+        self._closing = None
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new sessions, give the running ones `timeout_s` to end, then end them with a reason."""
@@ -119,9 +160,12 @@ class SpanServer:
         """Why this OPEN cannot be served here, or None."""
         if opening.head != peer:
             raise RemoteProtocolError("an OPEN came from another peer than the head it names", peer=str(peer))
-        refused = terms_refusal(self.served, opening)
+        served = self._slice_for(opening)
+        refused = terms_refusal(served, opening)
         if refused is not None:
             return refused
+        if served is self._closing:
+            return _MOVING
         if opening.fork is not None and self._fork_source(opening) is None:
             return Refused(RefusalReason.UNSUPPORTED, "there is no such session to begin as a copy of", 0)
         if self.draining:
@@ -129,6 +173,16 @@ class SpanServer:
         if self.resting and peer != self.endpoint.peer_id:
             return self._resting()
         return None
+
+    def _slice_for(self, opening: Open) -> Served | None:
+        """The slice that this session runs on: that of the session it copies, or else the newest that meets its
+        terms."""
+        source = None if opening.fork is None else self._fork_source(opening)
+        if source is not None:
+            return source.served
+        if self._older is not None and terms_refusal(self.served, opening) and not terms_refusal(self._older, opening):
+            return self._older
+        return self.served
 
     def knows(self, head: PeerId, session: bytes) -> bool:
         """Whether this session runs or waits here: a second one of its name would push it out of the book, with its
@@ -159,14 +213,18 @@ class SpanServer:
 
     @property
     def n_free_slots(self) -> int:
-        """Sessions that could begin now, parked ones giving way."""
-        if self.served is None or self._waiting:
+        """Sessions that could begin now on the newest slice, parked ones giving way."""
+        if self.served is None or self._waiting or self.served is self._closing:
             return 0
-        return self.served.engine.n_free_slots + self.n_parked
+        return self.served.engine.n_free_slots + len(self._parked(self.served))
 
-    def _parked(self) -> list[ServedSession]:
-        """Those whose room can be had, the longest parked first."""
-        parked = [each for each in self.sessions.values() if each.parked_s is not None and each.slot is not None]
+    def _parked(self, served: Served | None = None) -> list[ServedSession]:
+        """Those whose room can be had, on one slice or all, the longest parked first."""
+        parked = [
+            each
+            for each in self.sessions.values()
+            if each.parked_s is not None and each.slot is not None and served in (None, each.served)
+        ]
         return sorted(parked, key=lambda each: each.parked_s or 0.0)
 
     def slot_at_once(self, opening: Open) -> int | None:
@@ -176,19 +234,21 @@ class SpanServer:
     def _take_slot(self, opening: Open) -> int | None:
         """A slot for a new session, made by ending the longest-parked one if need be. A copy of a parked session takes
         nobody's room: it saves work, and the parked one would have to be computed again."""
-        assert self.served is not None
-        slot = self.served.engine.acquire_slot()
-        if slot is None and opening.fork is None and (parked := self._parked()):
+        served = self._slice_for(opening)
+        assert served is not None
+        slot = served.engine.acquire_slot()
+        if slot is None and opening.fork is None and (parked := self._parked(served)):
             parked[0].offer_receipt()
-            slot = self.served.engine.acquire_slot()
+            slot = served.engine.acquire_slot()
         return slot
 
     def begin(self, opening: Open, head: Stream, slot: int) -> None:
         """Run a session in the slot that was taken for it."""
-        assert self.served is not None
+        served = self._slice_for(opening)
+        assert served is not None
         if opening.head == self.endpoint.peer_id:
-            self.served.engine.own(slot)
-        session = ServedSession(self, self.served, opening, head, slot)
+            served.engine.own(slot)
+        session = ServedSession(self, served, opening, head, slot)
         self.sessions[opening.head, opening.session] = session
         self.sessions_total += 1
         self.on_load()
@@ -249,13 +309,19 @@ class SpanServer:
 
     def _admit(self) -> None:
         self._admission = None
-        while line := self._room.line(self._running()):
-            opening = self._waiting[line[0]]
-            slot = self._take_slot(opening.message)
-            if slot is None:
-                return
-            self.leave(line[0])
+        while (found := self._next_in_line()) is not None:
+            ticket, slot = found
+            opening = self._waiting[ticket]
+            self.leave(ticket)
             opening.start(slot)
+
+    def _next_in_line(self) -> tuple[Ticket, int] | None:
+        """The first in line whose slice has room, with its slot."""
+        for ticket in self._room.line(self._running()):
+            slot = self._take_slot(self._waiting[ticket].message)
+            if slot is not None:
+                return ticket, slot
+        return None
 
     def _tell_places(self) -> None:
         for ticket, place in self._room.places(self._running()).items():
