@@ -11,7 +11,7 @@ from meshswarm.errors import PeerUnreachableError
 from meshswarm.identity import Identity
 from meshswarm.net.control import Ping, Pong, unpack
 from meshswarm.net.liveness import Verdict
-from meshswarm.net.upkeep import IDLE_CLOSE_S, Upkeep
+from meshswarm.net.upkeep import CROWDED_IDLE_CLOSE_S, IDLE_CLOSE_S, MAX_RESTING, Upkeep
 
 ALICE = Identity.from_seed(b"a" * 32)
 BOB = Identity.from_seed(b"b" * 32)
@@ -154,3 +154,14 @@ def test_idle_means_that_neither_side_needs_it() -> None:
     assert not side.upkeep.is_idle(now + IDLE_CLOSE_S + 61)
     side.upkeep.liveness.hold(now)
     assert not side.upkeep.is_idle(now + 10 * IDLE_CLOSE_S)
+
+
+def test_who_has_many_connections_ends_those_that_rest_sooner() -> None:
+    side = Side()
+    now = side.wire.now
+    soon = now + CROWDED_IDLE_CLOSE_S
+    assert not side.upkeep.is_idle(soon, n_connections=MAX_RESTING)
+    assert side.upkeep.is_idle(soon, n_connections=MAX_RESTING + 1)
+    assert not side.upkeep.is_idle(soon - 1, n_connections=MAX_RESTING + 1)
+    side.upkeep.liveness.hold(now)
+    assert not side.upkeep.is_idle(soon, n_connections=MAX_RESTING + 1)

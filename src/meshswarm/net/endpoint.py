@@ -252,6 +252,9 @@ class Endpoint:
         self._links.pop(connection_id, None)
         link.connection_ids.discard(connection_id)
 
+    def n_connections(self) -> int:
+        return len(self._roster)
+
     # -- from the socket
 
     def datagram_received(self, data: bytes, sockaddr: Any) -> None:

@@ -60,6 +60,7 @@ class LinkOwner(Protocol):
     def ended(self, link: Link, error: MeshswarmError, last: Datagrams) -> None: ...
     def id_issued(self, link: Link, connection_id: bytes) -> None: ...
     def id_retired(self, link: Link, connection_id: bytes) -> None: ...
+    def n_connections(self) -> int: ...
 
 
 class Link(Connection):
@@ -301,7 +302,7 @@ class Link(Connection):
             silent, gone = f"was silent for {self._upkeep.liveness.pace.lost_s:g} s", "is gone: nothing listens there"
             why = gone if self._upkeep.liveness.is_suspect else silent
             self.end(CloseCode.DONE, PeerUnreachableError(f"{self._who} {why}", peer=self._peer_text))
-        elif not self._lanes and self._upkeep.is_idle(now):
+        elif not self._lanes and self._upkeep.is_idle(now, n_connections=self._owner.n_connections()):
             self.end(CloseCode.IDLE, PeerUnreachableError(f"nobody used {self._who}", peer=self._peer_text))
         self.transmit(now)
 

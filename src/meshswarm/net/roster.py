@@ -31,6 +31,10 @@ class Roster:
         self._last_seen: OrderedDict[PeerId, Address] = OrderedDict()  # where a dial succeeded
         self._retiring: asyncio.TimerHandle | None = None
 
+    def __len__(self) -> int:
+        """How many peers are connected."""
+        return len(self._links)
+
     def get(self, peer_id: PeerId) -> Link | None:
         links = self._links.get(peer_id)
         return None if not links else self._best(links)

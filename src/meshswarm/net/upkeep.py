@@ -18,6 +18,11 @@ from meshswarm.net.pathmtu import BLACK_HOLE_LOSSES, LOOPBACK_BYTES, PathMtu, ru
 from meshswarm.net.quic import PeerConnection
 
 IDLE_CLOSE_S = 300.0
+CROWDED_IDLE_CLOSE_S = 30.0
+"""The same for who has more than `MAX_RESTING` connections. In a large swarm most carried one question of the table, to
+a peer that is not needed again soon; signs of life on all of them would be most of what a peer sends (docs/scale.md).
+"""
+MAX_RESTING = 32
 HELD_BY_PEER_S = 20.0  # a peer that holds the connection says so at least every 15 s
 _MAX_PINGS = 64
 _MAX_FIRST_WINDOW_BYTES = 96 * 1024  # ten jumbo datagrams: what TCP starts with there
@@ -58,10 +63,11 @@ class Upkeep:
         """Somebody here or there used the connection."""
         self._used_at = now
 
-    def is_idle(self, now: float) -> bool:
-        """Nobody here or there has needed the connection for a long time."""
+    def is_idle(self, now: float, *, n_connections: int = 1) -> bool:
+        """Nobody here or there has needed the connection for long, which is less where there are many."""
         held = self.liveness.is_held or now - self._held_by_peer_at < HELD_BY_PEER_S
-        return not held and now - self._used_at >= IDLE_CLOSE_S
+        rest_s = IDLE_CLOSE_S if n_connections <= MAX_RESTING else CROWDED_IDLE_CLOSE_S
+        return not held and now - self._used_at >= rest_s
 
     def check(self, now: float) -> Verdict:
         """Do what is due. LOST means that the peer is gone."""
