@@ -34,6 +34,8 @@ class Clocks:
         self._ahead_s[peer] = ahead_s
         if len(self._ahead_s) > _MAX_PEERS:
             self._ahead_s.popitem(last=False)
+        if not _is_off(ahead_s):
+            return None
         others = list(self._ahead_s.values())
         middle_s = median(others)
         if len(others) >= _JURY and _is_off(middle_s):
@@ -43,8 +45,6 @@ class Clocks:
                 f"this machine's clock is about {duration(middle_s)} {side} the clocks of {agree} of {len(others)} "
                 "peers: set it, or what this peer says will count as expired or as not yet true"
             )
-        if not _is_off(ahead_s):
-            return None
         side = "ahead of" if ahead_s > 0 else "behind"
         if len(others) < _JURY:
             return peer, (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from meshswarm.config import Address
 from meshswarm.dht import wire
 from meshswarm.dht.keys import node_id
 from meshswarm.dht.wire import MAX_ADDRESSES, WireError
-from meshswarm.identity import KEY_BYTES, PeerId
+from meshswarm.identity import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,15 @@ class Contact:
 
     peer: PeerId
     addresses: tuple[Address, ...]
+    node_id: bytes = field(init=False, repr=False, compare=False)
+    """Its place in the table's space, 20 bytes."""
+    place: int = field(init=False, repr=False, compare=False)
+    """The same as a number."""
 
-    @property
-    def node_id(self) -> bytes:
-        """Its place in the table's space, 20 bytes."""
-        return node_id(self.peer)
+    def __post_init__(self) -> None:
+        identity = node_id(self.peer)
+        object.__setattr__(self, "node_id", identity)
+        object.__setattr__(self, "place", int.from_bytes(identity))
 
     def pack(self) -> list[object]:
         return [self.peer.key, wire.pack_addresses(self.addresses)]
@@ -31,16 +36,28 @@ class Contact:
     @classmethod
     def unpack(cls, value: object) -> Contact:
         """Raises WireError, also for a contact without any address: it would be of no use to anybody."""
-        pair = wire.array(value, "a contact", at_least=2, at_most=2)
-        key = wire.binary(pair[0], "a contact", size=KEY_BYTES)
-        return _contact(key, wire.addresses(pair[1], "a contact's addresses"))
+        try:
+            return _unpacked(*_frozen(value))
+        except (TypeError, ValueError):
+            return _unpack(value)
+
+
+def _frozen(value: Any) -> tuple[object, tuple[tuple[object, object], ...]]:
+    """A contact as msgpack gave it, in a form that can be looked up. Raises ValueError or TypeError for many others."""
+    key, places = value
+    return key, tuple([(host, port) for host, port in places])
 
 
 @lru_cache(maxsize=16384)
-def _contact(key: bytes, addresses: tuple[Address, ...]) -> Contact:
+def _unpacked(key: object, places: tuple[tuple[object, object], ...]) -> Contact:
     """The same contact comes in answer after answer."""
-    contact = Contact(PeerId(key), addresses)
-    if not addresses:
+    return _unpack([key, [[host, port] for host, port in places]])
+
+
+def _unpack(value: object) -> Contact:
+    pair = wire.array(value, "a contact", at_least=2, at_most=2)
+    contact = Contact(wire.peer_id(pair[0], "a contact"), wire.addresses(pair[1], "a contact's addresses"))
+    if not contact.addresses:
         raise WireError(f"the contact {contact.peer.short} has no address")
     return contact
 

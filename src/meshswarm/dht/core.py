@@ -32,6 +32,7 @@ from meshswarm.dht.twins import OWN_TWIN_SENTENCE, Instances, twins_sentence
 from meshswarm.errors import RefusedError, RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 
+REFRESH_K = 8
 DIALS_PER_S = 5 / 60  # that one peer may cause here
 DIALS_BURST = 5.0
 _Item = tuple[SignedRecord, bytes, tuple[bytes, ...]]  # a record, its bytes as they travel, the keys to store it under
@@ -109,6 +110,12 @@ class Core:
     def swarm_size(self, now: float) -> float:
         """How many peers there are, as far as can be told from how near they are to each other."""
         return self._size.value(self.table.distances(node_id(self.own), now))
+
+    def refresh(self, target: bytes, now: float) -> Lookup:
+        """A lookup that only fills a bucket of the table: a few peers are enough, and nothing is looked for."""
+        self.table.looked_through(target, now)
+        start = self.table.closest(target, now, count=REFRESH_K)
+        return Lookup(target, start, own=self.own, k=REFRESH_K, alpha=self._alpha)
 
     def lookup(self, target: bytes, now: float) -> Lookup:
         self.table.looked_through(target, now)
@@ -280,7 +287,7 @@ class Core:
 
     def _as_known(self, contact: Contact) -> Contact:
         """`contact` with the addresses that worked first: what others say of a known peer is only added."""
-        known = self.table.get(contact.peer)
+        known = self.table.known(contact)
         if known is None or known.contact.addresses == contact.addresses:
             return contact
         return Contact(contact.peer, merge_addresses(known.contact.addresses, contact.addresses))

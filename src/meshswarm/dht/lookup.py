@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshswarm.dht.contact import Contact, merge_addresses
-from meshswarm.dht.keys import distance, node_id
+from meshswarm.dht.keys import node_id
 from meshswarm.dht.networks import network_of
 from meshswarm.dht.region import SPACE, is_crowded, spread
 from meshswarm.dht.table import K
@@ -88,7 +88,7 @@ class Lookup:
         """More peers crowd around the target than a swarm of this size explains: somebody may want to hide what is
         there. The region has been widened since."""
         self._place = int.from_bytes(target)
-        self._own = own
+        self._own = int.from_bytes(node_id(own))
         self._k = k
         self._alpha = alpha
         self._is_sure = is_sure
@@ -144,7 +144,7 @@ class Lookup:
 
     def joins_question(self, contact: Contact, now: float) -> bool:
         """True when this lookup would ask `contact` anyway and does so now, along with another one."""
-        at = self._distance(contact.peer)
+        at = contact.place ^ self._place
         known = self._known.get(at)
         if known is None or known.state is not _State.NEW:
             return False
@@ -157,7 +157,7 @@ class Lookup:
 
     def answered(self, peer: Contact, token: bytes, contacts: Sequence[Contact]) -> None:
         """An asked peer answered. Of what it names only as many count as a region may have."""
-        at = self._distance(peer.peer)
+        at = peer.place ^ self._place
         if at not in self._known:
             self._learn(at, peer, (1 << PATHS) - 1, 1)
         asked = self._known[at]
@@ -166,7 +166,8 @@ class Lookup:
         asked.contact, asked.token, asked.state = peer, token, _State.FOUND
         self._pending.pop(at, None)
         self._short = None
-        named = {self._distance(contact.peer): contact for contact in contacts if contact.peer != self._own}
+        named = {contact.place ^ self._place: contact for contact in contacts}
+        named.pop(self._own ^ self._place, None)
         on = self._paths_of(asked)
         for number, each in enumerate(spread(sorted(named), self._k, self.radius)):
             self._learn(each, named[each], on[number % len(on)], asked.rounds + 1)
@@ -174,7 +175,7 @@ class Lookup:
 
     def failed(self, peer: Contact) -> None:
         """An asked peer did not answer, or not in order."""
-        at = self._distance(peer.peer)
+        at = peer.place ^ self._place
         known = self._known.get(at)
         if known is not None and known.state is not _State.FAILED:
             known.state = _State.FAILED
@@ -197,7 +198,7 @@ class Lookup:
         found = self._found()
         if len(found) < self._k:
             return SPACE
-        return max(self._distance(each.contact.peer) for each in found) + 1
+        return max(each.contact.place ^ self._place for each in found) + 1
 
     # -- inside
 
@@ -205,14 +206,14 @@ class Lookup:
         """Contacts of one network start on one path: a network that somebody owns holds no more than that."""
         sizes = [0] * PATHS
         path_of: dict[bytes, int] = {}
-        for contact in sorted(start, key=lambda contact: distance(contact.node_id, self.target)):
+        for contact in sorted(start, key=lambda contact: contact.place ^ self._place):
             network = network_of(contact.addresses[0]) if contact.addresses else None
             path = sizes.index(min(sizes)) if network is None or network not in path_of else path_of[network]
             if network is not None:
                 path_of[network] = path
             sizes[path] += 1
-            if contact.peer != self._own:
-                self._learn(self._distance(contact.peer), contact, 1 << path, 1)
+            if contact.place != self._own:
+                self._learn(contact.place ^ self._place, contact, 1 << path, 1)
 
     def _paths_of(self, asked: _Candidate) -> list[int]:
         """The paths, as bits, for which the answer of `asked` counts: its own, and those that know nobody yet."""
@@ -285,9 +286,6 @@ class Lookup:
             self.is_dense = True
             self.radius = min(SPACE, 2 * self.radius)
             self._short = None
-
-    def _distance(self, peer: PeerId) -> int:
-        return int.from_bytes(node_id(peer)) ^ self._place
 
 
 def next_batch(lookups: Sequence[Lookup], now: float, max_keys: int) -> list[tuple[Contact, list[Lookup]]]:

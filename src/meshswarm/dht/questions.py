@@ -64,7 +64,15 @@ class Questions:
 
         Lookups share questions: in a swarm of few peers, many targets cost one round trip.
         """
-        lookups = [self._core.lookup(target, self._clock()) for target in targets]
+        now = self._clock()
+        return await self._drive([self._core.lookup(target, now) for target in targets], wants_records)
+
+    async def refresh(self, targets: Iterable[bytes]) -> None:
+        """Short lookups that fill the table around `targets`."""
+        now = self._clock()
+        await self._drive([self._core.refresh(target, now) for target in targets], False)
+
+    async def _drive(self, lookups: list[Lookup], wants_records: bool) -> tuple[list[Lookup], RecordSet]:
         records = RecordSet()
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:

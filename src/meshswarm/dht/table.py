@@ -118,7 +118,7 @@ class BackOff:
         self._failed.pop(peer.key, None)
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        known = self._failed.get(peer.key)
+        known = self._failed.get(peer.key) if self._failed else None
         return known is not None and known[2] > now
 
     def holds_at(self, contact: Contact, now: float) -> bool:
@@ -201,6 +201,11 @@ class RoutingTable:
     def get(self, peer: PeerId) -> Neighbour | None:
         identity = node_id(peer)
         found: Neighbour | None = self._bucket(identity).nodes.get(identity)
+        return found
+
+    def known(self, contact: Contact) -> Neighbour | None:
+        """As `get`."""
+        found: Neighbour | None = self._buckets[self._index(contact.place)].nodes.get(contact.node_id)
         return found
 
     def neighbours(self) -> list[Neighbour]:

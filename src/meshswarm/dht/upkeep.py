@@ -105,7 +105,7 @@ class Upkeep:
         await self._questions.look_up([node_id(self._core.own)], wants_records=False)
         far = self._core.table.refresh_targets(now, older_than_s=self._periods.refresh_s, rng=self._rng)
         if far:
-            await self._questions.look_up(far, wants_records=False)
+            await self._questions.refresh(far)
 
     def greet(self, newcomer: Contact) -> None:
         """A peer is new in the table."""

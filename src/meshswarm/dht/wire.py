@@ -111,4 +111,9 @@ def _address(item: object, what: str) -> Address:
     host = _host(binary(pair[0], what, at_most=16))
     if host is None:
         raise WireError(f"{what} holds something that is not one host's IP address")
-    return Address(host, integer(pair[1], what, low=1, high=65535))
+    return _checked_address(host, integer(pair[1], what, low=1, high=65535))
+
+
+@lru_cache(maxsize=16384)
+def _checked_address(host: str, port: int) -> Address:
+    return Address(host, port)
