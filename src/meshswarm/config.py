@@ -173,6 +173,11 @@ class Home:
         return self.root / "threads"
 
     @property
+    def speeds(self) -> Path:
+        """How fast this machine computed models when `meshswarm bench` timed it."""
+        return self.root / "speeds.json"
+
+    @property
     def proofs(self) -> Path:
         """What was proved on this machine: families on other builds of llama.cpp, wire dtypes of models."""
         return self.root / "proofs"

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from meshswarm.api.key import load_or_create_api_key
+from meshswarm.api.plan import PATH as PLAN_PATH
+from meshswarm.api.plan import plan_query
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.store import Store
@@ -26,6 +28,7 @@ from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.draft_model import DraftModel, check_draft_model
+from meshswarm.head.forecast import Forecast
 from meshswarm.head.head import MAX_WAIT_S, Head
 from meshswarm.head.models import ModelDirectory
 from meshswarm.head.request import Speculation
@@ -37,6 +40,7 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.membership.keeper import Keeper
 from meshswarm.membership.swarms import Swarms
 from meshswarm.net.endpoint import Endpoint
+from meshswarm.routing.own_speeds import OwnSpeeds
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.span import missing_layers
 from meshswarm.stage.proving.wire_proofs import WireProofs
@@ -184,6 +188,8 @@ class Peer:
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
         self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
+        speeds = OwnSpeeds(home.speeds)
+        self._forecast = Forecast(routes, directory, self.store, speeds, self.identity.peer_id)
         head = self._head = Head(
             routes,
             directory,
@@ -207,7 +213,7 @@ class Peer:
 
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
-        await self.api.start(head, views=self._views())
+        await self.api.start(head, views=self._views(), queries={PLAN_PATH: plan_query(self._forecast)})
         self._report({"event": "started", **self._reach()})
         await self._join()
         if self.settings.draft_model is not None:  # first: it is small, and may turn out to be the wrong one

@@ -37,6 +37,7 @@ PATHS = (
     "GET /health",
 )
 View = Callable[[], Awaitable[Any]]
+Query = Callable[[Mapping[str, str]], Awaitable[Any]]
 _CLIENT_LEFT = 499  # never sent: there is nobody to read it
 
 
@@ -46,6 +47,7 @@ def create_app(
     api_key: str | None = None,
     allowed_hosts: Collection[str] = (),
     views: Mapping[str, View] | None = None,
+    queries: Mapping[str, Query] | None = None,
     pace: Pace | None = None,
     running: Running | None = None,
 ) -> FastAPI:
@@ -53,7 +55,8 @@ def create_app(
 
     `api_key` None asks for none. `allowed_hosts` are the names, beside `localhost` and IP addresses, under which
     clients may address this endpoint. `views` are further paths, each with what computes its JSON value: the peer's own
-    commands read them. `running` counts the answers being written.
+    commands read them. `queries` are like them, and take the parameters of the URL. `running` counts the answers being
+    written.
     """
     app = FastAPI(
         title="meshswarm",
@@ -70,12 +73,21 @@ def create_app(
     _add_paths(app, _Handlers(generator, pace or Pace(), running or Running()))
     for path, view in (views or {}).items():
         app.add_api_route(path, _view_handler(view), methods=["GET"])
+    for path, query in (queries or {}).items():
+        app.add_api_route(path, _query_handler(query), methods=["GET"])
     return app
 
 
 def _view_handler(view: View) -> Callable[[], Awaitable[Response]]:
     async def handler() -> Response:
         return _json(200, await view())
+
+    return handler
+
+
+def _query_handler(query: Query) -> Callable[[Request], Awaitable[Response]]:
+    async def handler(request: Request) -> Response:
+        return _json(200, await query(request.query_params))
 
     return handler
 

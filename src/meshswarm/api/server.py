@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 import uvicorn
 
 from meshswarm.api.answer import Running
-from meshswarm.api.app import View, create_app
+from meshswarm.api.app import Query, View, create_app
 from meshswarm.config import Address
 from meshswarm.errors import ConfigError
 from meshswarm.head.request import Generator
@@ -67,12 +67,24 @@ class ApiServer:
         return f"{self.url}/v1"
 
     async def start(
-        self, generator: Generator, *, allowed_hosts: Collection[str] = (), views: Mapping[str, View] | None = None
+        self,
+        generator: Generator,
+        *,
+        allowed_hosts: Collection[str] = (),
+        views: Mapping[str, View] | None = None,
+        queries: Mapping[str, Query] | None = None,
     ) -> None:
-        """Answers requests from here on; `allowed_hosts` and `views` as `create_app` says. The names by which other
-        machines know this one are allowed when they can reach it."""
+        """Answers requests from here on; `allowed_hosts`, `views` and `queries` as `create_app` says. The names by
+        which other machines know this one are allowed when they can reach it."""
         hosts = {*allowed_hosts, *_own_names(self.address)}
-        app = create_app(generator, api_key=self._api_key, allowed_hosts=hosts, views=views, running=self._running)
+        app = create_app(
+            generator,
+            api_key=self._api_key,
+            allowed_hosts=hosts,
+            views=views,
+            queries=queries,
+            running=self._running,
+        )
         config = uvicorn.Config(
             app,
             http="h11",

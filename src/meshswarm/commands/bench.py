@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from meshswarm.artifacts.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import Home
+from meshswarm.errors import ArtifactError
+from meshswarm.routing.own_speeds import OwnSpeed, OwnSpeeds
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.engine.llama_options import LlamaOptions
@@ -43,6 +47,8 @@ def bench(home: Home, settings: BenchSettings) -> dict[str, Any]:
     proofs = slices.proofs(info.model_id, settings.options)
     engine = load_engine(slice_file, span, header, wants, home.threads, proofs=proofs, anew=True)
     try:
+        figures = _figures(engine, len(span))
+        _keep(home, info.id_text, span, figures)
         return {
             "model": info.name,
             "model_id": info.id_text,
@@ -57,10 +63,18 @@ def bench(home: Home, settings: BenchSettings) -> dict[str, Any]:
                 **engine.memory.as_json(),
                 "program_bytes": PROCESS_BYTES,
             },
-            **_figures(engine, len(span)),
+            **figures,
         }
     finally:
         asyncio.run(engine.stop())
+
+
+def _keep(home: Home, model_id: str, span: Span, figures: dict[str, Any]) -> None:
+    """For plans: whether this machine alone would be faster than a swarm."""
+    lone = next((turn["us_per_layer"] for turn in figures["decode"] if turn["sessions"] == 1), None)
+    if lone is not None:
+        with contextlib.suppress(ArtifactError):  # then a plan says that nobody measured it
+            OwnSpeeds(home.speeds).note(model_id, OwnSpeed(lone, str(span), time.time()))
 
 
 def _figures(engine: SpanEngine, n_layers: int) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class Head:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""
         prepared = await self._prepare(request)
+        self._routes.asked(prepared.card.model_id)
         needs = self._needs(prepared, request)
         warm = await self._warm_session(prepared, needs)
         if warm is not None:

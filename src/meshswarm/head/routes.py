@@ -39,7 +39,7 @@ from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.cost import turn_us, unmeasured
 from meshswarm.routing.gossip.news import QUIET, News
-from meshswarm.routing.loads import queues, with_loads
+from meshswarm.routing.loads import dated, queues, with_loads
 from meshswarm.routing.measured import MeasuredSpeed, MeasuredSpeeds, Share
 from meshswarm.routing.planner import Planning, Route, Situation, repriced
 from meshswarm.routing.probing import worth_probing
@@ -228,6 +228,10 @@ class Routes:
     def current(self, records: Iterable[CoverageRecord]) -> list[CoverageRecord]:
         """The records, with what their peers said since."""
         return with_loads(records, self._news.loads())
+
+    def reported_ms(self, records: Iterable[CoverageRecord]) -> dict[PeerId, int]:
+        """When each peer whose report counts said it, by its own clock."""
+        return dated(records, self._news.loads())
 
     def measured(self, model_id: bytes, records: Iterable[CoverageRecord]) -> dict[PeerId, MeasuredSpeed]:
         """What this head's own sessions have shown of the speed of others."""

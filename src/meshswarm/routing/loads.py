@@ -29,6 +29,16 @@ def queues(records: Iterable[CoverageRecord], loads: Mapping[PeerId, LoadReport]
     return found
 
 
+def dated(records: Iterable[CoverageRecord], loads: Mapping[PeerId, LoadReport]) -> dict[PeerId, int]:
+    """When each peer whose report counts for more than its record said it: Unix ms, by its own clock."""
+    found = {}
+    for record in records:
+        load = loads.get(record.peer)
+        if load is not None and _is_of(record, load):
+            found[record.peer] = load.at_ms
+    return found
+
+
 def _is_of(record: CoverageRecord, load: LoadReport) -> bool:
     return load.model_id == record.model_id and load.span == record.span
 

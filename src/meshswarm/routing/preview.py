@@ -74,7 +74,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class PlannedHop:
-    """One peer of a route. `us_per_layer`: of a turn that all its streams share; `speed_basis`: who says so, in words."""
+    """One peer of a route. `us_per_layer`: of a turn that all its streams share; `speed_basis`: who says so."""
 
     record: CoverageRecord
     stop: int
