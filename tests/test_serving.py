@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,8 @@ class Peer:
         self.resting = ""
         monkeypatch.setattr(serving, "LOAD_DELAY_S", 0.0)
         monkeypatch.setattr(serving, "OWNER_PERIOD_S", 0.001)
-        monkeypatch.setattr(serving, "LoadMeter", lambda: SimpleNamespace(read=lambda: self.reading))
+        self.read: Callable[[], Reading] = lambda: self.reading
+        monkeypatch.setattr(serving, "LoadMeter", lambda: SimpleNamespace(read=lambda: self.read()))
         monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=self._second))
         engine: Any = SimpleNamespace(
             numclass="cpu-1", speed=Speed(300, 600, 2000, 90), offload=ON_CPU, n_threads=1, n_threads_now=1,
@@ -97,6 +99,19 @@ async def test_on_battery_it_rests_and_the_swarm_is_told(peer: Peer) -> None:
     assert peer.shares == [0.0, 1.0] and peer.resting == ""
     assert [record.free_kv_tokens for record in peer.published] == [0, 4 * 128]
     assert [event["mode"] for event in peer.events] == ["paused", "full"]
+
+
+async def test_a_battery_that_takes_its_time_to_answer_holds_up_nobody(peer: Peer) -> None:
+    loop, loop_went_on, answers = asyncio.get_running_loop(), threading.Event(), []
+
+    def read() -> Reading:
+        loop.call_soon_threadsafe(loop_went_on.set)
+        answers.append(loop_went_on.wait(10))
+        return BATTERY
+
+    peer.read = read
+    await peer.until_mode("paused")
+    assert all(answers), "the loop waited for the battery"
 
 
 async def test_under_other_programs_load_it_slows_down_before_it_rests(peer: Peer) -> None:

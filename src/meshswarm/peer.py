@@ -221,7 +221,7 @@ class Peer:
         if self.settings.serving is not None:
             await self._serve(self.settings.serving, directory)
         outlook = await self._outlook(head)
-        self._report({"event": "ready", **self._reach(), **self._served(), **outlook})
+        self._report({"event": "ready", **self._reach(), **(await self._served()), **outlook})
         if outlook["missing"] or outlook["ask"] is None:
             self._background.append(self._tasks.create_task(self._wait_for_layers(head)))
 
@@ -248,7 +248,7 @@ class Peer:
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
         self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
-        self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
+        await self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
 
     async def _load_draft_model(self, ref: str) -> DraftModel:
         """Raises ConfigError when it cannot guess for the model that is to be served here."""
@@ -363,15 +363,15 @@ class Peer:
         ref = self.settings.serving.model
         return ref if ref.startswith("pypi:") else Path(ref).name
 
-    def _served(self) -> dict[str, Any]:
+    async def _served(self) -> dict[str, Any]:
         if self._serving is None:
-            return {"model": None, "layers": None, "wire": self._wire.facts(None)}
-        return {**self._serving.facts(), "wire": self._wire.facts(self._serving.model)}
+            return {"model": None, "layers": None, "wire": await self._wire.facts(None)}
+        return {**self._serving.facts(), "wire": await self._wire.facts(self._serving.model)}
 
     async def _status(self) -> dict[str, Any]:
         return {
             **self._reach(),
-            **self._served(),
+            **(await self._served()),
             "uptime_s": round(time.monotonic() - self._started, 1),
             "sessions": len(self.spans.sessions) - self.spans.n_parked,
             "sessions_parked": self.spans.n_parked,

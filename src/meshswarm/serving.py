@@ -189,7 +189,8 @@ class Serving:
         owner = OwnerFirst(self._engine.n_threads / (os.cpu_count() or 1))
         while True:
             await asyncio.sleep(OWNER_PERIOD_S)
-            self._stand(owner.observe(meter.read(), time.monotonic()))
+            reading = await asyncio.to_thread(meter.read)  # some machines take a while to tell of their battery
+            self._stand(owner.observe(reading, time.monotonic()))
 
     def _stand(self, standing: Standing) -> None:
         before, self._standing = self._standing, standing

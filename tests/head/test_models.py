@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.header_exchange import fetch_header, offer_headers
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
@@ -126,6 +129,31 @@ async def test_an_unknown_name_is_answered_with_the_names_there_are(pair: Pair) 
         await pair.holder.directory.resolve("gpt-5")
     with pytest.raises(UnknownModelError, match="no model is known here yet"):
         await pair.head.directory.resolve(None)
+
+
+async def test_a_slow_disk_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may lie on a network drive: while that takes its time, the loop goes on."""
+    store, loop = pair.holder.store, asyncio.get_running_loop()
+    loop_went_on = threading.Event()
+
+    def slow(read: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_read(*asked: Any) -> Any:
+            loop.call_soon_threadsafe(loop_went_on.set)
+            assert loop_went_on.wait(10), "the loop waited for the disk"
+            loop_went_on.clear()
+            return read(*asked)
+
+        return wait_and_read
+
+    for name in ("models", "has_header"):
+        monkeypatch.setattr(store, name, slow(getattr(store, name)))
+    namesake = replace(pair.card, model_id=bytes(32))
+    await pair.holder.dht.publish_card(namesake.sign(pair.holder.identity))
+    assert await pair.holder.directory.resolve(NAME) == pair.card
+    assert (await pair.holder.directory.voice(pair.card, [])).card == pair.card
+    await fetch_header(pair.head.endpoint, pair.head.store, pair.card.model_id, [
+        (pair.holder.endpoint.peer_id, (pair.holder.endpoint.address,))
+    ])  # fmt: skip
 
 
 async def test_a_models_voice_says_whether_it_has_an_exact_profile(pair: Pair) -> None:

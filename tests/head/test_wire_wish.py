@@ -31,16 +31,16 @@ def proofs(tmp_path: Path) -> WireProofs:
     return made
 
 
-def test_what_is_proved_is_asked_for_and_goes_without_saying(proofs: WireProofs) -> None:
+async def test_what_is_proved_is_asked_for_and_goes_without_saying(proofs: WireProofs) -> None:
     said: list[str] = []
     for choice in (WireChoice.F16, WireChoice.AUTO):
         wish = WireWish(choice, proofs, said.append)
-        wire = wish.of(model("proved"))
+        wire = await wish.of(model("proved"))
         assert wire == Wire(Dtype.F16, 2)
         wish.met(model("proved"), wire, 2)
-        assert wish.facts(model("proved")) == {"asked": str(choice), "granted": "f16"}
-        assert wish.facts(model("other")) == {"asked": str(choice), "granted": "f32"}
-        assert wish.facts(None) == {"asked": str(choice), "granted": None}
+        assert await wish.facts(model("proved")) == {"asked": str(choice), "granted": "f16"}
+        assert await wish.facts(model("other")) == {"asked": str(choice), "granted": "f32"}
+        assert await wish.facts(None) == {"asked": str(choice), "granted": None}
     assert said == []
 
 
@@ -52,28 +52,28 @@ def test_what_is_proved_is_asked_for_and_goes_without_saying(proofs: WireProofs)
         (WireChoice.Q8, "proved", "rows of proved go over the wire in f32: q8 was tried by"),
     ],
 )
-def test_what_is_not_proved_is_said_once_for_each_model(
+async def test_what_is_not_proved_is_said_once_for_each_model(
     proofs: WireProofs, choice: WireChoice, name: str, words: str
 ) -> None:
     said: list[str] = []
     wish = WireWish(choice, proofs, said.append)
     for _ in range(3):
-        assert wish.of(model(name)) == F32_WIRE
+        assert await wish.of(model(name)) == F32_WIRE
         wish.met(model(name), F32_WIRE, 5)
     assert len(said) == 1 and said[0].startswith(words)
-    wish.of(model("a third one"))
+    await wish.of(model("a third one"))
     assert len(said) == 2
 
 
-def test_a_route_with_more_hops_than_were_proved_is_said_once(proofs: WireProofs) -> None:
+async def test_a_route_with_more_hops_than_were_proved_is_said_once(proofs: WireProofs) -> None:
     said: list[str] = []
     wish = WireWish(WireChoice.F16, proofs, said.append)
     for n_hops in (1, 3, 4, 2, 3):
-        wish.met(model("proved"), wish.of(model("proved")), n_hops)
+        wish.met(model("proved"), await wish.of(model("proved")), n_hops)
     assert said == ["rows of proved go over the wire in f32 on a route through 4 peers: f16 is proved for at most 3"]
 
 
-def test_who_wished_for_nothing_hears_nothing(proofs: WireProofs) -> None:
+async def test_who_wished_for_nothing_hears_nothing(proofs: WireProofs) -> None:
     wish = WireWish(WireChoice.F32, proofs, lambda sentence: pytest.fail(sentence))
-    assert wish.of(model("other")) == wish.of(model("proved")) == F32_WIRE
+    assert await wish.of(model("other")) == await wish.of(model("proved")) == F32_WIRE
     wish.met(model("proved"), F32_WIRE, 5)

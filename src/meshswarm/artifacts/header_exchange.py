@@ -30,7 +30,7 @@ def offer_headers(endpoint: Endpoint, store: Store) -> None:
     async def answer(peer: PeerId, request: bytes) -> bytes:
         if len(request) != HASH_BYTES:
             raise RemoteProtocolError("a header was asked for by something that is not a model id", peer=str(peer))
-        if not store.has_header(request):
+        if not await asyncio.to_thread(store.has_header, request):
             raise RefusedError("this peer does not hold that model", peer=str(endpoint.peer_id))
         return await asyncio.to_thread(store.header_proof, request)
 

@@ -123,7 +123,7 @@ class Head:
         """The events of one answer. Closing the iterator cancels the work on every span."""
         prepared = await self._prepare(request)
         self._routes.asked(prepared.card.model_id)
-        needs = self._needs(prepared, request)
+        needs = await self._needs(prepared, request)
         warm = await self._warm_session(prepared, needs)
         if warm is not None:
             is_heard = False
@@ -306,7 +306,8 @@ class Head:
 
     # -- before the route
 
-    def _needs(self, prepared: _Prepared, request: GenerationRequest) -> Needs:
+    async def _needs(self, prepared: _Prepared, request: GenerationRequest) -> Needs:
+        has_choice = self._wire is not None and request.profile is not Profile.EXACT
         return Needs(
             card=prepared.card,
             n_prompt=len(prepared.prompt),
@@ -314,7 +315,7 @@ class Head:
             profile=request.profile,
             temperature=0.0 if request.sampling.greedy else request.sampling.temperature,
             top_k=prepared.sampler.k_needed,
-            wire=F32_WIRE if self._wire is None or request.profile is Profile.EXACT else self._wire.of(prepared.card),
+            wire=await self._wire.of(prepared.card) if self._wire is not None and has_choice else F32_WIRE,
             max_wait_s=self._max_wait_s,
         )
 

@@ -1,7 +1,8 @@
 """Which models this head can talk about: the ones on its disk and the ones the swarm's cards name.
 
 The rule this file keeps: a name is a convenience and may be shared; the id decides. A name that several models share
-means the one on this disk; when that is none or more than one, the answer is their ids, never a guess.
+means the one on this disk; when that is none or more than one, the answer is their ids, never a guess. The disk is
+read in threads: it may be slow, or at the other end of a network.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ModelDirectory:
         for card, holders in await self._dht.models():
             voice = self._voices.get(card.model_id)
             known[card.model_id] = (card if voice is None else replace(voice.card, name=card.name), holders)
-        for info in self._store.models():
+        for info in await asyncio.to_thread(self._store.models):
             _, holders = known.get(info.model_id, (None, 0))
             known[info.model_id] = (ModelCard.of(info), holders)
         return known
@@ -89,10 +90,12 @@ class ModelDirectory:
             for card, _ in known.values()
             if ref == model_id_text(card.model_id) or matches(ref, card.name, card.encoding)
         ]
-        stored = [card for card in named if self._store.get(card.model_id) is not None]
-        for found in (named, stored):
-            if len(found) == 1:
-                return found[0]
+        if len(named) == 1:
+            return named[0]
+        held = {info.model_id for info in await asyncio.to_thread(self._store.models)} if named else set()
+        stored = [card for card in named if card.model_id in held]
+        if len(stored) == 1:
+            return stored[0]
         if named:
             ids = ", ".join(model_id_text(card.model_id) for card in named)
             raise RequestError(f"the name {ref!r} belongs to more than one model; use an id: {ids}", param="model")
@@ -135,7 +138,7 @@ class ModelDirectory:
         async with self._loading.setdefault(card.model_id, asyncio.Lock()):
             voice = self._voices.get(card.model_id)
             if voice is None:
-                if not self._store.has_header(card.model_id):
+                if not await asyncio.to_thread(self._store.has_header, card.model_id):
                     holders = [(r.peer, r.addresses) for r in records if r.peer != self._endpoint.peer_id]
                     await fetch_header(self._endpoint, self._store, card.model_id, holders)
                 voice = await asyncio.to_thread(self._load, card)
