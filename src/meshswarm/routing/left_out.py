@@ -83,7 +83,8 @@ def _outdone(at: int, planning: Planning, detour: Detour | None, situation: Situ
     """The record at position `at` of the plan could be used, and others are better."""
     record, costs = planning.records[at], planning.costs
     if detour is None:
-        return LeftOut(record, f"no route can go through its layers {record.span}", ())
+        change = "would be considered if peers with room served all layers around them"
+        return LeftOut(record, f"no route can go through its layers {record.span}", (change,))
     more_ms = detour.tpot_s * 1e3 - planning.best_rank / 1e9
     reason = f"serves {record.span} but {_rival(at, planning)}; a route through it takes {more_ms:.2f} ms more a token"
     rtt_s, us, queue_s = 2 * costs.half_rtt_ns[at] / 1e9, costs.layer_ns[at] / 1e3, costs.queue_ns[at] / 1e9

@@ -47,10 +47,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """µs one layer takes for a lone row, from `n_sessions` sightings, the last of them at `at`."""
+    """µs one layer takes for a lone row, from what was seen `n_sightings` times, the last time at `at`."""
 
     us_per_layer: float
-    n_sessions: int
+    n_sightings: int
     at: float
 
 

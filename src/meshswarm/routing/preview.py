@@ -218,11 +218,11 @@ def _planned_hop(
 def _speed_basis(known: Knowledge, record: CoverageRecord) -> tuple[str, bool]:
     """Who says how fast a peer is, and whether that is a claim."""
     if record.peer == known.situation.head:
-        return "measured by this peer when it loaded", False
+        return "measured here when it loaded", False
     seen = known.measured.get(record.peer)
     if seen is not None:
-        times = "1 session" if seen.n_sessions == 1 else f"{seen.n_sessions} sessions"
-        return f"measured by this peer, {times}, {age_words(known.now - seen.at)}", False
+        times = "once" if seen.n_sightings == 1 else f"{seen.n_sightings} times"
+        return f"measured here {times}, {age_words(known.now - seen.at)}", False
     said_ms = known.reported_ms.get(record.peer, record.seq)
     age = f", {age_words((known.unix_ms - said_ms) / 1e3)}" if said_ms else ""
     return f"claimed by the peer{age}", True
