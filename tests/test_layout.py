@@ -20,6 +20,7 @@ LAYERS = (
     ("net",),
     ("artifacts",),
     ("dht",),
+    ("discovery",),
     ("membership",),
     ("stage",),
     ("ledger", "routing"),

@@ -97,8 +97,12 @@ class Endpoint:
     @property
     def addresses(self) -> list[Address]:
         """Where others may try to reach this peer: the bound address, or this machine's when that is a wildcard."""
-        families = frozenset({self._udp.family} | ({socket.AF_INET} if self._udp.takes_ipv4 else set()))
-        return reachable_addresses(self.address, families)
+        return reachable_addresses(self.address, self.families)
+
+    @property
+    def families(self) -> frozenset[int]:
+        """The address families of the socket: AF_INET, AF_INET6 or both."""
+        return frozenset({self._udp.family} | ({socket.AF_INET} if self._udp.takes_ipv4 else set()))
 
     @property
     def observed_addresses(self) -> dict[PeerId, str]:
@@ -127,14 +131,15 @@ class Endpoint:
             raise PeerUnreachableError("this peer is shutting down", peer=str(peer_id))
         return await self._dial(peer_id, peer_id, [*addresses, *self._roster.last_seen(peer_id)], timeout_s)
 
-    async def dial_unknown(self, address: Address, *, timeout_s: float = DIAL_TIMEOUT_S) -> Connection:
-        """A connection to whoever is at `address`: its `peer_id` is the key that was proved there.
+    async def dial_unknown(self, address: Address, *others: Address, timeout_s: float = DIAL_TIMEOUT_S) -> Connection:
+        """A connection to whoever is at `address`, or at one of the `others` that are said to be the same peer's: its
+        `peer_id` is the key that was proved there.
 
         Raises PeerUnreachableError, also when it is not of this swarm, or this very peer.
         """
         if self._is_closed:
             raise PeerUnreachableError("this peer is shutting down")
-        return await self._dial(address, None, [address], timeout_s)
+        return await self._dial(address, None, [address, *others], timeout_s)
 
     async def _dial(
         self, key: PeerId | Address, peer_id: PeerId | None, addresses: Sequence[Address], timeout_s: float

@@ -1,0 +1,122 @@
+"""The rendezvous, on a mainline DHT of this machine's own."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import time
+from typing import Any
+
+import libtorrent
+import psutil
+import pytest
+
+from meshswarm.config import Address
+from meshswarm.discovery import mainline as module
+from meshswarm.discovery.candidate import SourceError
+from meshswarm.discovery.mainline import MainlineSource
+from meshswarm.net.swarm import Swarm
+
+ONE, TWO = Address("127.0.0.2", 4801), Address("127.0.0.3", 4802)
+
+
+async def first_other(source: MainlineSource, own: Address) -> Address:
+    """Whom `source` finds apart from itself."""
+    while True:
+        async for candidate in source.candidates():
+            assert candidate.peer is None
+            if candidate.addresses != (own,):
+                return candidate.addresses[0]
+
+
+async def round_of(source: MainlineSource) -> list[Address]:
+    return [candidate.addresses[0] async for candidate in source.candidates()]
+
+
+async def test_two_that_know_a_name_find_each_other_and_no_others_do(
+    swarm: Swarm, mainline: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 4.0)
+    sources = [MainlineSource(swarm, own.host, own.port, nodes=[mainline]) for own in (ONE, TWO)]
+    outsider = MainlineSource(Swarm("another"), "127.0.0.4", 4803, nodes=[mainline], announces=False)
+    try:
+        async with asyncio.timeout(30):
+            found, nobody = await asyncio.gather(
+                asyncio.gather(first_other(sources[0], ONE), first_other(sources[1], TWO)), round_of(outsider)
+            )
+        assert found == [TWO, ONE]
+        assert nobody == []
+        assert "node" in outsider.note or outsider.note == "the DHT answers"
+    finally:
+        for each in (*sources, outsider):
+            await each.close()
+
+
+async def test_who_only_looks_is_not_seen(swarm: Swarm, mainline: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+    looking = MainlineSource(swarm, ONE.host, ONE.port, nodes=[mainline], announces=False)
+    try:
+        assert await round_of(looking) == []
+        assert await round_of(looking) == [], "what the first look-up left behind is nothing"
+    finally:
+        await looking.close()
+
+
+async def test_nobody_answering_is_a_sentence(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+    source = MainlineSource(swarm, ONE.host, ONE.port, nodes=[Address("127.0.0.1", 9)])
+    try:
+        with pytest.raises(SourceError, match="no node of the DHT has answered"):
+            await round_of(source)
+    finally:
+        await source.close()
+
+
+async def test_no_libtorrent_is_a_sentence(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "libtorrent":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SourceError, match="libtorrent is not installed"):
+        await round_of(MainlineSource(swarm, ONE.host, ONE.port))
+
+
+async def test_strangers_cannot_aim_a_peer_at_its_own_network(swarm: Swarm) -> None:
+    public = MainlineSource(swarm, "0.0.0.0", 1)
+    for host in ("127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.1.1", "224.0.0.1", "0.0.0.0", "::1", "fe80::1"):
+        assert not public._is_worth_a_dial(Address(host, 80))
+    assert public._is_worth_a_dial(Address("9.9.9.9", 4810))
+    assert not public._is_worth_a_dial(Address("9.9.9.9", 0))
+
+
+async def test_the_public_settings_are_quiet_and_send_nothing_but_dht(swarm: Swarm) -> None:
+    """With nowhere to start from, so that nothing leaves this machine: no multicast, no mapped port, one UDP port."""
+    parameters = libtorrent.session_params()
+    parameters.settings = {**module.QUIET, "listen_interfaces": "127.0.0.5:0", "dht_bootstrap_nodes": ""}
+    session = await asyncio.to_thread(libtorrent.session, parameters)
+    settings = session.get_settings()
+    assert settings["dht_read_only"] and settings["enable_dht"]
+    assert not any(settings[name] for name in module.QUIET if name.startswith("enable_") and name != "enable_dht")
+    own = [each for each in psutil.Process().net_connections("udp") if each.laddr and each.laddr.ip == "127.0.0.5"]
+    assert len(own) == 1
+    assert session.get_torrents() == []
+
+
+async def test_the_event_loop_is_never_held_up(
+    swarm: Swarm, mainline: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+    source = MainlineSource(swarm, ONE.host, ONE.port, nodes=[mainline])
+    worst = 0.0
+    looking = asyncio.create_task(round_of(source))
+    while not looking.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        worst = max(worst, time.monotonic() - before)
+    await looking
+    await source.close()
+    assert worst < 1.0, "libtorrent's own pauses are seconds long where it waits"
