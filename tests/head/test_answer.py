@@ -171,3 +171,15 @@ async def test_a_draw_in_the_tail_asks_for_the_whole_row_and_goes_on_with_it() -
     text, finished = await told(making)
     assert text in ("e", "f")
     assert finished.reason == "length"
+
+
+async def test_a_step_faster_than_the_loops_clock_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop's clock counts milliseconds."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 5.0)
+    making = answer(Route(), max_tokens=2)
+    making.start()
+    making.on_rows(0, (row(8),))
+    making.on_rows(1, (row(9),))
+    finished = making._events[-1]
+    assert isinstance(finished, Finished)
+    assert 0 < finished.timings.predicted_ms < 1000 and 0 < finished.timings.prompt_ms < 1000

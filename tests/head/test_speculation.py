@@ -177,6 +177,15 @@ def test_nothing_is_guessed_before_plain_steps_are_known_or_without_room() -> No
     assert control.choose(Source.TEXT, 64, 0).window == 0
 
 
+@pytest.mark.parametrize("source", list(Source))
+def test_steps_too_fast_for_the_clock_break_nothing(source: Source) -> None:
+    control = WindowChooser(Learned())
+    for window in (0, 0, 1, 3, 0):
+        control.stepped(window, 0.0, 1)
+        control.drafted(0.0, 4)
+        assert 0 <= control.choose(source, 64, MAX_WINDOW).window <= MAX_WINDOW
+
+
 def test_a_stall_in_the_very_first_try_does_not_end_speculation() -> None:
     control = WindowChooser(Learned())
     for _ in range(2):

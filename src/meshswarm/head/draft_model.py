@@ -8,6 +8,7 @@ very vocabulary of the model it guesses for, and nothing else about it matters t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,7 +77,7 @@ class DraftModel:
         loop = asyncio.get_running_loop()
         engine.start(loop)
         mark = token_list_mark(store.header(info.model_id))
-        return cls(info.name, mark, engine, info.n_layers, n_ctx, loop.time)
+        return cls(info.name, mark, engine, info.n_layers, n_ctx, time.perf_counter)
 
     def __init__(
         self,

@@ -291,7 +291,7 @@ class Head:
         learned = self._learned.on((session.core.terms.model_id, session.core.terms.profile, session.core.hops))
         chooser = WindowChooser(learned, undoing_costs=undoing_costs)
         model = self._model_drafts(prepared)
-        return Lookahead(prepared.drafter, chooser, prepared.ends, model, asyncio.get_running_loop().time)
+        return Lookahead(prepared.drafter, chooser, prepared.ends, model, time.perf_counter)
 
     def _model_drafts(self, prepared: _Prepared) -> DraftSession | None:
         if self._draft_model is None or prepared.card.model_id in self._unfit:

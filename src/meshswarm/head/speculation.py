@@ -33,6 +33,8 @@ FIRST_PAUSE_STEPS = 32
 FIRST_LISTENING_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 2048
 MAX_ROUTES = 64
+_SHORTEST_S = 1e-6
+"""No step takes less, whatever a coarse clock says: what one takes is divided by."""
 _COST_WEIGHT = 0.2  # of a new measurement; more while there are few
 _STALE_WEIGHT = 0.5
 _OUTLIER = 4.0  # times what is usual
@@ -241,7 +243,7 @@ class WindowChooser:
         learned = self._learned
         learned.steps += 1
         cost = learned.costs[window]
-        seconds = min(seconds, self._longest_s(window))  # one stalled step says little about the next
+        seconds = min(max(seconds, _SHORTEST_S), self._longest_s(window))  # one stalled step says little about the next
         undid, self._must_undo = self._must_undo, self._undoing_costs and n_tokens <= window
         if undid and cost.n:
             learned.rollback_s += _COST_WEIGHT * (max(0.0, seconds - cost.seconds) - learned.rollback_s)
