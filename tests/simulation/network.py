@@ -2,8 +2,7 @@
 
 The shells of the product (`Dht`, gossip) run over it unchanged. What a connection does by itself is modelled from what
 the real one was seen to do (`Costs`): it is dialled in two round trips, asks for a sign of life every 15 s of silence,
-misses a vanished peer after 30 s, and ends when nobody used it for 300 s. Nothing of that needs events: it is worked
-out when somebody looks.
+misses a vanished peer after 30 s, and ends when nobody used it for 300 s, or for 30 s where one end has more than 32.
 
 The rule this file keeps: it carries bytes and counts them, and knows nothing of what they say. Packet loss delays (QUIC
 sends again); only a rift or a vanished peer keeps bytes from arriving.
@@ -24,15 +23,17 @@ from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError, RemoteProtocolError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.net.admission import Admission, Answer, Limits
+from meshswarm.net.liveness import FREE
 from meshswarm.net.swarm import Swarm
+from meshswarm.net.upkeep import CROWDED_IDLE_CLOSE_S, IDLE_CLOSE_S, MAX_RESTING
 
 Answerer = Callable[[PeerId, bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes of UDP datagrams with their 28 bytes of IPv4 and UDP headers, and seconds. `scripts/bench/simulate.py
-    --calibrate` measures the bytes between two real endpoints; the seconds are constants of `net/`."""
+    """Bytes of UDP datagrams with their 28 bytes of IPv4 and UDP headers, as `real_costs` measures them between two
+    real endpoints."""
 
     dial_bytes: int = 4400
     """What who dials sends until the connection is open and the path's datagram size is known."""
@@ -45,9 +46,6 @@ class Costs:
     payload_per_datagram: int = 1350
     ping_bytes: int = 195
     """What each side sends for one exchange of signs of life."""
-    ping_s: float = 15.0
-    lost_s: float = 30.0
-    idle_close_s: float = 300.0
     close_bytes: int = 60
 
     def message(self, payload: int, fixed: int) -> int:
@@ -145,36 +143,56 @@ class Network:
 class Wire:
     """What both ends of one connection share."""
 
-    __slots__ = ("costs", "ended_at", "ends", "opened_at", "settled_at", "used_at")
+    __slots__ = ("ended_at", "ends", "network", "settled_at", "used_at")
 
-    def __init__(self, ends: tuple[VirtualEndpoint, VirtualEndpoint], now: float, costs: Costs) -> None:
+    def __init__(self, network: Network, ends: tuple[VirtualEndpoint, VirtualEndpoint]) -> None:
+        self.network = network
         self.ends = ends
-        self.costs = costs
-        self.opened_at = self.used_at = self.settled_at = now
+        self.used_at = self.settled_at = network.loop.now_s
         self.ended_at = math.inf
+        network.loop.call_later(CROWDED_IDLE_CLOSE_S, self._look)
 
-    def end_s(self) -> float:
-        """When it ends, or ended, if nobody uses it any more."""
+    def gone_s(self) -> float:
+        """When it ended, or one end misses the other."""
         one, other = self.ends
-        costs = self.costs
-        lost_at = min(one.down_at, other.down_at) + costs.lost_s
-        return min(self.ended_at, self.used_at + costs.idle_close_s, lost_at)
+        return min(self.ended_at, min(one.down_at, other.down_at) + FREE.lost_s)
 
     def use(self, now: float) -> None:
         self.settle(now)
         self.used_at = self.settled_at = now
 
+    def end(self) -> None:
+        """Closed by one end, in whose traffic that counts."""
+        now = self.network.loop.now_s
+        self.settle(now)
+        self.ended_at = min(self.ended_at, now)
+        for end in self.ends:
+            end.forget(self)
+
     def settle(self, now: float) -> None:
-        """Counts the exchanges since the last use: one in every 15 s of silence."""
-        until = min(now, self.end_s())
-        since = self.used_at
-        done = int(max(0.0, self.settled_at - since) / self.costs.ping_s)
-        count = int(max(0.0, until - since) / self.costs.ping_s) - done
+        """Counts the signs of life since the last use: one exchange in every 15 s of silence."""
+        until = min(now, self.gone_s())
+        done = int(max(0.0, self.settled_at - self.used_at) / FREE.probe_s)
+        count = int(max(0.0, until - self.used_at) / FREE.probe_s) - done
         if count > 0:
             for end in self.ends:
                 if end.down_at > until:
-                    end.traffic.pings += count * self.costs.ping_bytes
+                    end.traffic.pings += count * self.network.costs.ping_bytes
         self.settled_at = max(self.settled_at, until)
+
+    def _look(self) -> None:
+        """What `net.upkeep` does now and then: ends what rests."""
+        now = self.network.loop.now_s
+        if now >= self.gone_s():
+            self.end()
+            return
+        rested_s = now - self.used_at
+        crowded = any(len(end.links) > MAX_RESTING for end in self.ends)
+        if rested_s >= (CROWDED_IDLE_CLOSE_S if crowded else IDLE_CLOSE_S):
+            self.ends[0].traffic.pings += self.network.costs.close_bytes
+            self.end()
+            return
+        self.network.loop.call_later(max(CROWDED_IDLE_CLOSE_S - rested_s, FREE.probe_s), self._look)
 
 
 class VirtualConnection:
@@ -194,7 +212,7 @@ class VirtualConnection:
 
     @property
     def closed(self) -> bool:
-        return self._end.network.loop.now_s >= self.wire.end_s()
+        return self._end.network.loop.now_s >= self.wire.gone_s()
 
     @property
     def rtt_s(self) -> float | None:
@@ -203,8 +221,7 @@ class VirtualConnection:
     def close(self, reason: str = "") -> None:
         if not self.closed:
             self._end.traffic.pings += self._end.network.costs.close_bytes
-            self.wire.settle(self._end.network.loop.now_s)
-            self.wire.ended_at = self._end.network.loop.now_s
+            self.wire.end()
 
     async def measure_rtt(self) -> float:
         loop = self._end.network.loop
@@ -284,7 +301,7 @@ class VirtualEndpoint:
     def connection(self, peer_id: PeerId) -> VirtualConnection | None:
         link = self.links.get(peer_id)
         if link is not None and link.closed:
-            self._forget(link)
+            self.forget(link.wire)
             return None
         return link
 
@@ -353,9 +370,6 @@ class VirtualEndpoint:
         if other.swarm_id != self.swarm_id:
             return False
         if self._admission.asks(other.address.host, has_token=True) is Answer.REFUSE:
-            for link in [link for link in self._incoming.values() if link.closed]:
-                self._forget(link)
-        if self._admission.asks(other.address.host, has_token=True) is Answer.REFUSE:
             return False
         self._admission.opened(other.address.host)
         self._admission.established()
@@ -365,10 +379,11 @@ class VirtualEndpoint:
         if not self.is_up or not far.is_up or dial.done():
             return
         far.traffic.dials += self.network.costs.dialled_bytes
-        wire = Wire((self, far), self.loop.now_s, self.network.costs)
+        wire = Wire(self.network, (self, far))
         near_end, far_end = VirtualConnection(self, far, wire), VirtualConnection(far, self, wire)
-        if (old := far._incoming.get(self.peer_id)) is not None:
-            far._forget(old)
+        for old in (far._incoming.get(self.peer_id), far.links.get(self.peer_id)):
+            if old is not None:
+                old.wire.end()
         self.links[far.peer_id] = near_end
         far.links[self.peer_id] = far._incoming[self.peer_id] = far_end
         dial.set_result(near_end)
@@ -376,13 +391,14 @@ class VirtualEndpoint:
             for callback in list(end._on_connection.values()):
                 callback(link)
 
-    def _forget(self, link: VirtualConnection) -> None:
-        link.wire.settle(self.loop.now_s)
-        if self.links.get(link.peer_id) is link:
-            del self.links[link.peer_id]
-        if self._incoming.get(link.peer_id) is link:
-            del self._incoming[link.peer_id]
-            self._admission.ended(link.remote_address.host, was_established=True)
+    def forget(self, wire: Wire) -> None:
+        """That connection is over."""
+        far = wire.ends[1] if wire.ends[0] is self else wire.ends[0]
+        if (link := self.links.get(far.peer_id)) is not None and link.wire is wire:
+            del self.links[far.peer_id]
+        if (link := self._incoming.get(far.peer_id)) is not None and link.wire is wire:
+            del self._incoming[far.peer_id]
+            self._admission.ended(far.address.host, was_established=True)
 
     def arrived(
         self, asker: VirtualEndpoint, kind: str, payload: bytes, answer: asyncio.Future[bytes], wire: Wire

@@ -18,6 +18,7 @@ from meshswarm.config import Address
 from meshswarm.identity import Identity, PeerId
 from meshswarm.net import pathmtu, udp, upkeep
 from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.liveness import FREE
 from meshswarm.net.swarm import Swarm
 
 IP_UDP_BYTES = 28
@@ -81,4 +82,4 @@ async def _between(one: Endpoint, other: Endpoint, sent: Counter[int], rest_s: f
     if not rest_s:
         return costs
     rested, _ = await spent(rest_s)
-    return replace(costs, ping_bytes=round(rested / (rest_s // costs.ping_s)))
+    return replace(costs, ping_bytes=round(rested / (rest_s // FREE.probe_s)))

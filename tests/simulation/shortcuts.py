@@ -1,7 +1,8 @@
 """What a simulation of thousands does not compute twice, stated openly.
 
-Three pure functions are remembered: the check of one signature over certain bytes, the reading of one record's bytes,
-and the reading of an answer that an honest core has just written (the object it was written from is handed over). The
+Pure functions are remembered: the check of one signature over certain bytes, the reading of one record's bytes and of
+one address, and the reading of an answer that an honest core has just written (the object it was written from is handed
+over). The
 rule this file keeps: what comes out is what would have come out; every `CHECK_EVERY`th answer is read in full as well
 and compared, and bytes that no core here wrote are always read in full.
 """
@@ -18,6 +19,7 @@ from unittest import mock
 from meshswarm import config
 from meshswarm.dht import messages, signed, wire
 from meshswarm.identity import PeerId
+from meshswarm.net import admission
 
 CHECK_EVERY = 200
 _MAX_WRITTEN = 200_000
@@ -36,8 +38,9 @@ def shortcuts() -> Iterator[None]:
         written = _Written()
         replace(messages, "encode_found", written.encode)
         replace(messages, "decode_found", written.decode)
-        for module, name in ((config, "packed_host"), (wire, "packed_host"), (wire, "_host")):
-            replace(module, name, lru_cache(maxsize=None)(getattr(module, name).__wrapped__))
+        for module, name in ((config, "packed_host"), (wire, "packed_host"), (wire, "_host"), (admission, "_groups")):
+            function = getattr(module, name)
+            replace(module, name, lru_cache(maxsize=None)(getattr(function, "__wrapped__", function)))
         yield
 
 

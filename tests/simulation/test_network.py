@@ -18,6 +18,7 @@ from tests.simulation.scenarios import live
 from meshswarm.errors import PeerUnreachableError
 from meshswarm.identity import Identity
 from meshswarm.net.swarm import Swarm
+from meshswarm.net.upkeep import CROWDED_IDLE_CLOSE_S, IDLE_CLOSE_S, MAX_RESTING
 
 SEED = int(os.environ.get("MESHSWARM_SEED", "20261130"))
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,24 @@ def test_a_connection_rests_at_the_price_of_signs_of_life_and_then_ends() -> Non
         await asyncio.sleep(250.0)
         network.settle()
         assert link.closed and one.endpoint.connection(other.peer_id) is None
-        assert one.endpoint.traffic.pings == 20 * network.costs.ping_bytes
+        assert one.endpoint.traffic.pings == 20 * network.costs.ping_bytes + network.costs.close_bytes
+
+    run(main(), loop)
+
+
+def test_where_many_are_open_those_that_rest_end_sooner() -> None:
+    loop = VirtualLoop()
+    network = Network(loop, SEED)
+
+    async def main() -> None:
+        crowd = Crowd(network)
+        one, *others = [crowd.make() for _ in range(MAX_RESTING + 8)]
+        for other in others:
+            await one.endpoint.dial(other.peer_id, [other.endpoint.address])
+        await asyncio.sleep(CROWDED_IDLE_CLOSE_S + 1)
+        assert len(one.endpoint.connections) == MAX_RESTING
+        await asyncio.sleep(IDLE_CLOSE_S)
+        assert not one.endpoint.connections
 
     run(main(), loop)
 
@@ -102,7 +120,7 @@ def test_the_vanished_are_silent_and_missed_after_a_while() -> None:
             await link.request("dht/ping", _ping(other), timeout_s=2.0)
         assert loop.now_s - began == pytest.approx(2.0)
         assert not link.closed
-        await asyncio.sleep(network.costs.lost_s)
+        await asyncio.sleep(30.0)
         assert link.closed
 
     run(main(), loop)
