@@ -11,7 +11,7 @@ from tests.stage.tiny_models import write_tiny
 
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.errors import OutOfMemoryError
-from meshswarm.routing.choice import Choice, Limits, choose
+from meshswarm.routing.choice import Choice, Limits, choose, has_room
 from meshswarm.span import Span
 from meshswarm.stage.engine.memory import Room
 from meshswarm.stage.sizes.memory import PROCESS_BYTES, Load, MemoryModel
@@ -136,3 +136,28 @@ def test_parts_may_have_shorter_sessions_than_the_whole(tmp_path: Path) -> None:
     model = MemoryModel(read_header(path), Load(511, 1))
     assert choose(model, None, room(PLENTY), [], "Tiny").n_ctx == 511
     assert choose(model, Span(0, 1), room(PLENTY), [], "Tiny").n_ctx == 256
+
+
+def test_the_layers_that_can_do_least_are_taken_where_that_is_known(model: MemoryModel) -> None:
+    has = room(bytes_of(model, Span(0, 5)))
+    levels = [9] * 7 + [1] * 2 + [9] * 3
+    chosen = choose(model, None, has, [Span(7, 12)], "Tiny", levels).span
+    assert chosen.start <= 7 and chosen.stop >= 9
+
+
+@pytest.mark.parametrize("of", ["machine", "person"])
+def test_other_layers_go_beside_those_that_are_loaded_or_in_their_place(model: MemoryModel, of: str) -> None:
+    old, new = Span(0, 5), Span(5, 9)
+    taken, needed = bytes_of(model, old) - PROCESS_BYTES, bytes_of(model, new) - PROCESS_BYTES
+
+    def limits(for_layers: int) -> Limits:
+        """Room for so much beside the program, of which `taken` is taken."""
+        if of == "machine":
+            return room(for_layers - taken)
+        return Limits(Room(PLENTY, PLENTY), allowed=for_layers + PROCESS_BYTES)
+
+    assert has_room(model, new, limits(taken + needed), taken=taken, beside=True)
+    assert not has_room(model, new, limits(taken + needed - 1), taken=taken, beside=True)
+    most = max(taken, needed)
+    assert has_room(model, new, limits(most), taken=taken, beside=False)
+    assert not has_room(model, new, limits(needed - 1), taken=taken, beside=False)

@@ -40,19 +40,38 @@ class Choice:
     notice: str = ""
 
 
-def choose(model: MemoryModel, asked: Span | None, limits: Limits, held: Sequence[Span], name: str) -> Choice:
-    """The layers `asked` for, or the whole model when it fits, or the rarest layers that do. `held`: the spans other
-    peers serve. Raises OutOfMemoryError for layers that do not fit, and when none do."""
-    return _Chooser(model, limits, held, name).choose(asked)
+def choose(
+    model: MemoryModel,
+    asked: Span | None,
+    limits: Limits,
+    held: Sequence[Span],
+    name: str,
+    levels: Sequence[int] | None = None,
+) -> Choice:
+    """The layers `asked` for, or the whole model when it fits, or those that do and are needed most. `held`: the spans
+    other peers serve; `levels`: what each layer can do already, where that is known. Raises OutOfMemoryError for layers
+    that do not fit, and when none do."""
+    return _Chooser(model, limits, held, name, levels).choose(asked)
+
+
+def has_room(model: MemoryModel, span: Span, limits: Limits, *, taken: int, beside: bool) -> bool:
+    """Whether `span` can be loaded by a program whose layers take `taken` bytes now: `beside` those, or instead."""
+    needed, free = model.span(span).total, limits.room.free
+    if beside:
+        return needed - PROCESS_BYTES <= free and (limits.allowed is None or needed + taken <= limits.allowed)
+    return needed - PROCESS_BYTES <= free + taken and (limits.allowed is None or needed <= limits.allowed)
 
 
 class _Chooser:
-    def __init__(self, model: MemoryModel, limits: Limits, held: Sequence[Span], name: str) -> None:
+    def __init__(
+        self, model: MemoryModel, limits: Limits, held: Sequence[Span], name: str, levels: Sequence[int] | None
+    ) -> None:
         self._model = model
         n_ctx = model.load.n_ctx
         self._parts = model.under(replace(model.load, n_ctx=min(n_ctx, model.cuts.max_ctx or n_ctx)))
         self._limits = limits
         self._held = held
+        self._levels = levels
         self._name = name
 
     def choose(self, asked: Span | None) -> Choice:
@@ -101,7 +120,7 @@ class _Chooser:
         return n_bytes if self._limits.allowed is None else min(n_bytes, self._limits.allowed)
 
     def _best_part(self) -> Span | None:
-        return choose_span(self._parts, self._least_of(self._limits.room.free), self._held)
+        return choose_span(self._parts, self._least_of(self._limits.room.free), self._held, self._levels)
 
     # -- in words
 
