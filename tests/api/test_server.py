@@ -90,13 +90,21 @@ async def test_the_peers_own_views_stand_behind_the_same_door(generator):
     async def broken():
         raise NoRouteError("not now")
 
+    async def echo(parameters):
+        return dict(parameters)
+
     server = ApiServer.bind(LOOPBACK, api_key="x" * 20)
-    await server.start(generator, views={"/meshswarm/peers": peers, "/meshswarm/broken": broken})
+    await server.start(
+        generator,
+        views={"/meshswarm/peers": peers, "/meshswarm/broken": broken},
+        queries={"/meshswarm/echo": echo},
+    )
     async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
         assert (await client.get("/meshswarm/peers")).status_code == 401
         client.headers["authorization"] = "Bearer " + "x" * 20
         assert (await client.get("/meshswarm/peers")).json() == [{"peer": "bücher"}]
         assert (await client.get("/meshswarm/broken")).status_code == 503
+        assert (await client.get("/meshswarm/echo", params={"model": "a b"})).json() == {"model": "a b"}
         assert (await client.post("/meshswarm/peers")).status_code == 405
     await server.stop()
 

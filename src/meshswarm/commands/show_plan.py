@@ -44,7 +44,7 @@ def _show_route(route: dict[str, Any], name: str) -> None:
         first = f"the first after {route['ttft_ms'] / 1e3:.2f} s"
     print(
         f"{name}{streams}: {route['tpot_ms']:.1f} ms a token ({1e3 / route['tpot_ms']:.1f} tokens/s each), {first}.\n"
-        f"Of that, with nobody beside it: computing {route['compute_ms']:.1f} ms, the way {route['network_ms']:.1f} ms, waiting "
+        f"With nobody beside it: computing {route['compute_ms']:.1f} ms, the way {route['network_ms']:.1f} ms, waiting "
         f"{route['queue_ms']:.1f} ms."
     )
     rows = [_hop_row(hop) for hop in route["hops"]]
