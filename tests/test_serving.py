@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from meshswarm import serving
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.config import Address
 from meshswarm.dht.records import WHOLE_ONLY, CoverageRecord
 from meshswarm.identity import Identity
-from meshswarm.serving import Serving, ServingSettings, Surroundings
+from meshswarm.serving import Serving, ServingSettings, Surroundings, serving
 from meshswarm.span import Span
 from meshswarm.stage.engine.benchmark import Speed
 from meshswarm.stage.engine.devices import ON_CPU
@@ -48,7 +47,11 @@ class Peer:
             set_share=self.shares.append, memory=EngineMemory(10, 20, 30, mapped_bytes=10),
         )  # fmt: skip
         spans: Any = SimpleNamespace(
-            serve=lambda served: None, draining=False, n_free_slots=4, rest=self._rest, resume=lambda: self._rest("")
+            serve=lambda served, beside=False: None,
+            draining=False,
+            n_free_slots=4,
+            rest=self._rest,
+            resume=lambda: self._rest(""),
         )
         self.spans = spans
         around: Any = Surroundings(

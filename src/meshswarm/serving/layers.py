@@ -1,0 +1,115 @@
+"""From a model to layers of it that are loaded: what fits, who else has some, what is told while they load.
+
+The rule this file keeps: what a peer takes by itself it explains in one line, and tells the swarm before it loads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.dht.records import CoverageRecord
+from meshswarm.routing.choice import Choice, Limits
+from meshswarm.routing.view import MOBILE
+from meshswarm.serving.settings import DEFAULT_N_CTX, ServingSettings, Surroundings
+from meshswarm.span import Span, missing_layers
+from meshswarm.stage.engine.devices import Device, memory_beside
+from meshswarm.stage.engine.llama_options import LoadMode
+from meshswarm.stage.engine.memory import room
+from meshswarm.stage.families.cuts import legal_cuts
+from meshswarm.stage.loading import Wants, load_engine
+from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
+from meshswarm.stage.sessions.terms import Served
+from meshswarm.stage.sizes.memory import Load, MemoryModel
+
+WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
+JOIN_JITTER_S = 1.0
+SERVER = "server"
+"""The role of a peer that serves its layers."""
+
+
+def cut_context(settings: ServingSettings, info: ModelInfo) -> str:
+    """That sessions are shorter than was asked for, as a sentence; empty where they are not."""
+    if settings.n_ctx is None or settings.n_ctx <= info.n_ctx_train:
+        return ""
+    return f"{info.name} was made for {info.n_ctx_train} positions: sessions have no more, instead of {settings.n_ctx}."
+
+
+def memory_model(settings: ServingSettings, around: Surroundings, info: ModelInfo) -> MemoryModel:
+    """What spans of the model take, under the load that was asked for. Blocks."""
+    options = settings.llama_options
+    n_ctx = min(settings.n_ctx or DEFAULT_N_CTX, info.n_ctx_train)
+    load = Load(n_ctx, settings.n_sessions, options.type_k, options.type_v)
+    return MemoryModel(around.store.header(info.model_id), load, proofs=around.slices.proofs(info.model_id, options))
+
+
+def limits_of(settings: ServingSettings, devices: Sequence[Device]) -> Limits:
+    """What this machine has room for now, and what a person allowed. Blocks."""
+    options = settings.llama_options
+    return Limits(
+        room(),
+        settings.memory_bytes,
+        gpu_bytes=memory_beside(devices, options),
+        is_mapped=options.load_mode in (LoadMode.MMAP, LoadMode.MMAP_MLOCK),
+    )
+
+
+async def others_of(settings: ServingSettings, around: Surroundings, info: ModelInfo) -> list[CoverageRecord]:
+    """Who serves layers of the model. A peer that chooses by itself first waits a random moment where others are, since
+    several may have come at once, and looks again."""
+    records = await around.dht.coverage(info.model_id, info.n_layers)
+    if settings.is_mobile and records:
+        await asyncio.sleep(random.uniform(0, JOIN_JITTER_S))
+        records = await around.dht.coverage(info.model_id, info.n_layers, fresh=True)
+    return [record for record in records if record.peer != around.identity.peer_id]
+
+
+def placed(because: str, info: ModelInfo, span: Span, others: Sequence[CoverageRecord]) -> dict[str, Any]:
+    """What was chosen and why, in one line, and how many layers nobody serves even so."""
+    gaps = missing_layers([span, *(record.span for record in others if record.loaded)], info.n_layers)
+    n_unheld = sum(map(len, gaps))
+    left = f"{n_unheld} of its {info.n_layers} layers have no holder yet" if n_unheld else "every layer has a holder"
+    layers = "all layers" if len(span) == info.n_layers else f"the layers {span}"
+    message = f"Taking {layers} of {info.name}: {because}. With them {left}."
+    return {"event": "placed", "message": message, "model": info.name, "layers": str(span), "unheld": n_unheld}
+
+
+def intent_of(
+    around: Surroundings, info: ModelInfo, choice: Choice, others: Sequence[CoverageRecord]
+) -> CoverageRecord:
+    """What others should know while it loads: that these layers are taken care of."""
+    return CoverageRecord(
+        peer=around.identity.peer_id,
+        addresses=tuple(around.endpoint.addresses),
+        model_id=info.model_id,
+        span=choice.span,
+        loaded=False,
+        numclass="",
+        n_ctx=choice.n_ctx,
+        us_per_layer=sorted(record.us_per_layer for record in others)[len(others) // 2],  # nothing is measured yet
+        prefill_us_per_row_layer=0,
+        free_kv_tokens=0,
+        roles=(SERVER, MOBILE),
+    )
+
+
+async def load_slice(
+    settings: ServingSettings, around: Surroundings, info: ModelInfo, span: Span, n_ctx: int
+) -> Served:
+    """An engine with these layers, running. Raises MeshswarmError."""
+    options = settings.llama_options
+    slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span, options)
+    header, proofs = around.store.header(info.model_id), around.slices.proofs(info.model_id, options)
+    cuts = legal_cuts(header, proofs)
+    if proofs.is_refuted and cuts.refusal is not None:
+        around.report({"event": "notice", "message": cuts.refusal})
+    wants = Wants(n_ctx, settings.n_sessions, settings.n_threads, options)
+    engine = await asyncio.to_thread(load_engine, slice_file, span, header, wants, around.home.threads, proofs=proofs)
+    engine.start(asyncio.get_running_loop())
+    is_whole_only = not engine.offload.is_proved or cuts.is_whole_apart
+    return Served(
+        info.model_id, info.n_layers, span, slice_file.root, engine, n_ctx, WINDOW_ROWS, is_whole_only=is_whole_only
+    )
