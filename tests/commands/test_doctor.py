@@ -54,12 +54,49 @@ def test_why_a_gpu_is_idle_is_told(
 ) -> None:
     monkeypatch.setattr(devices, "list_devices", lambda: [CPU])
     monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(doctor, "_shown_gpus", lambda: "")
     if note is not None:
         (tmp_path / doctor.ENGINE_NOTE).write_text(note)
     finding = found(tmp_path / "home", "GPU")
     assert finding.verdict is verdict
     if verdict is Verdict.WARNING:
         assert json.loads(note or "")["why"] in finding.found and "MESHSWARM_BACKEND" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("note", "verdict"),
+    [
+        (None, Verdict.WARNING),
+        ('{"backend": "cpu", "why": "no GPU was found"}', Verdict.WARNING),
+        ('{"backend": "cpu", "why": "MESHSWARM_BACKEND asks for cpu"}', Verdict.OK),
+    ],
+)
+def test_a_gpu_that_the_set_up_never_saw_is_noticed_unless_nobody_wanted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str | None, verdict: Verdict
+) -> None:
+    monkeypatch.setattr(devices, "list_devices", lambda: [CPU])
+    monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(doctor, "_shown_gpus", lambda: "an AMD GPU")
+    if note is not None:
+        (tmp_path / doctor.ENGINE_NOTE).write_text(note)
+    finding = found(tmp_path / "home", "GPU")
+    assert finding.verdict is verdict
+    assert ("an AMD GPU" in finding.found) is (verdict is Verdict.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("signs", "name"),
+    [
+        ((), ""),
+        (("dev/dri/renderD128",), "a GPU"),
+        (("dev/dri/renderD128", "dev/kfd"), "an AMD GPU"),
+        (("dev/dri/renderD128", "proc/driver/nvidia/gpus/0000:01:00.0"), "an NVIDIA GPU"),
+    ],
+)
+def test_gpus_show_themselves_to_the_system(tmp_path: Path, signs: tuple[str, ...], name: str) -> None:
+    for sign in signs:
+        (tmp_path / sign).mkdir(parents=True)
+    assert doctor._shown_gpus(tmp_path) == name
 
 
 def test_this_machine_has_a_processor(tmp_path: Path) -> None:

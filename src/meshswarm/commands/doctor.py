@@ -111,14 +111,27 @@ def _devices(_home: Home) -> Iterator[Finding]:
 
 
 def _without_gpu() -> Finding:
-    """Whether the set-up saw a GPU that this build of llama.cpp cannot use, and why it was built so."""
+    """Whether there is a GPU that this build of llama.cpp cannot use, and why it was built so, as far as the set-up that
+    built it told. It may have been built elsewhere, or the GPU come since."""
     why = (read_json(Path(sys.prefix) / ENGINE_NOTE) or {}).get("why")
-    if not isinstance(why, str) or ("GPU is here" not in why and "failed" not in why):
+    why = why if isinstance(why, str) else ""
+    shown = _shown_gpus()
+    if "asks for cpu" not in why and "GPU is here" not in why and "failed" not in why:
+        why = f"llama.cpp was built without what {shown} needs" if shown else ""
+    elif "asks for cpu" in why:
+        why = ""
+    if not why:
         return Finding("GPU", Verdict.OK, "none that this build of llama.cpp could use: computing on the CPU")
     advice = (
         "install what is missing, then start with scripts/run, or name a back-end: MESHSWARM_BACKEND=cuda scripts/run"
     )
     return Finding("GPU", Verdict.WARNING, f"computing on the CPU: {why}", advice)
+
+
+def _shown_gpus(root: Path = Path("/")) -> str:
+    """What the system shows of GPUs, whatever llama.cpp can use: a name for a person, empty where there are none."""
+    signs = {"an NVIDIA GPU": "proc/driver/nvidia/gpus/*", "an AMD GPU": "dev/kfd", "a GPU": "dev/dri/renderD*"}
+    return next((name for name, sign in signs.items() if any(root.glob(sign))), "")
 
 
 def _machine(home: Home) -> Iterator[Finding]:
