@@ -248,3 +248,30 @@ def test_a_memory_limit_makes_a_peer_take_the_layers_that_fit_and_nobody_holds(s
     start, stop = (int(number) for number in second.ready["layers"].split(":"))
     assert stop == 30
     assert 0 < start <= 20
+
+
+def test_plan_says_what_an_answer_will_go_through_and_why_not_through_others(three_peers: Any) -> None:
+    home = home_of(three_peers.client)
+    plan = meshswarm_json(*home, "plan", "smollm2-135m-instruct", "--context", "256", "--streams", "2")
+    layers = [hop["layers"] for hop in plan["routes"][0]["hops"]]
+    assert layers == ["0:10", "10:20", "20:30"]
+    assert sum(route["streams"] for route in plan["routes"]) == 2
+    assert plan["tokens_per_s"] > 0
+    for hop in plan["routes"][0]["hops"]:
+        assert hop["memory"]["weights"] > 0
+        assert hop["way_in"]["basis"]
+    shown = meshswarm(*home, "plan", "smollm2-135m-instruct").stdout
+    assert "ms a token" in shown
+    assert all(span.peer_id in shown for span in three_peers.spans)
+
+
+def test_a_plan_of_what_cannot_be_is_refused_in_a_sentence(three_peers: Any) -> None:
+    asked = (*home_of(three_peers.client), "plan", "smollm2-135m-instruct", "--context", "100000")
+    assert "was made for 2 to 8192 positions" in meshswarm(*asked, expect=1).stderr
+
+
+def test_a_plan_without_a_running_peer_asks_the_swarm_for_a_moment(three_peers: Any, tmp_path: Path) -> None:
+    joined = ("--swarm", three_peers.client.ready["swarm"], "--join", three_peers.spans[1].address)
+    plan = meshswarm_json("--home", str(tmp_path / "other"), "plan", "smollm2-135m-instruct", *joined)
+    assert [hop["layers"] for hop in plan["routes"][0]["hops"]] == ["0:10", "10:20", "20:30"]
+    assert not (tmp_path / "other" / "running.json").exists()
