@@ -111,8 +111,8 @@ def _devices(_home: Home) -> Iterator[Finding]:
 
 
 def _without_gpu() -> Finding:
-    """Whether there is a GPU that this build of llama.cpp cannot use, and why it was built so, as far as the set-up that
-    built it told. It may have been built elsewhere, or the GPU come since."""
+    """Whether there is a GPU that this build of llama.cpp cannot use, and why it was built so, as far as the set-up
+    told. It may have been built elsewhere, or the GPU come since."""
     why = (read_json(Path(sys.prefix) / ENGINE_NOTE) or {}).get("why")
     why = why if isinstance(why, str) else ""
     shown = _shown_gpus()
