@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshswarm.artifacts.files import read_json, write_json
-from meshswarm.errors import ArtifactError, ConfigError, MeshswarmError, RemoteError
+from meshswarm.errors import ArtifactError, ConfigError, MeshswarmError
 from meshswarm.identity import PeerId
 from meshswarm.membership.acquaintances import Acquaintances
 from meshswarm.membership.folder import SwarmFolder
@@ -81,7 +81,7 @@ class Keeper:
                 for _ in range(MAX_QUESTIONS):
                     group.create_task(self._ask_due())
         finally:
-            self._save_acquaintances()
+            self._write_acquaintances(*self._unsaved())
 
     def view(self) -> dict[str, Any]:
         """Who is known in this swarm and how it stands, for `swarm members`."""
@@ -124,7 +124,7 @@ class Keeper:
             del self._due[peer]
             connection = self._endpoint.connection(peer)
             if connection is not None:
-                with contextlib.suppress(RemoteError):  # it left, or answers nonsense: another member will do
+                with contextlib.suppress(MeshswarmError):  # it left, or answers nonsense: another member will do
                     await self._ask(connection)
 
     async def _ask(self, connection: Connection) -> None:
@@ -156,7 +156,7 @@ class Keeper:
     async def _look(self) -> None:
         """What commands on this machine have changed, and keys that end."""
         while True:
-            stamp = self._folder.stamp()
+            stamp = await asyncio.to_thread(self._folder.stamp)  # a disk may hang; the peer must not
             if stamp != self._stamp:
                 self._stamp = stamp
                 await self._change(lambda standing: standing)
@@ -170,7 +170,6 @@ class Keeper:
         except ConfigError as error:  # as long as the files are not to be used, what is known goes on
             self._warn(error)
             return
-        self._stamp = self._folder.stamp()
         self._warned = ""
         if standing != self.standing:
             self._use(standing)
@@ -179,7 +178,6 @@ class Keeper:
         before, self.standing = self.standing, standing
         now_ms = self._now_ms()
         self._next_end_ms = standing.next_end_ms(now_ms)
-        self._is_owner = self._folder.owner_key.exists()
         standing.apply(self._swarm, now_ms)
         self._close_former(is_new_key=before.keys[0] != standing.keys[0] or standing.is_behind)
         if standing.number != before.number or standing.is_behind:
@@ -220,17 +218,21 @@ class Keeper:
             waited_s += LOOK_S
             if self.acquaintances.has_new or waited_s >= SAVE_PERIOD_S:
                 waited_s = 0.0
-                self._save_acquaintances()
+                await asyncio.to_thread(self._write_acquaintances, *self._unsaved())
 
-    def _save_acquaintances(self) -> None:
-        if not self.acquaintances.is_changed or not self._folder.root.is_dir():
-            return
-        try:
-            write_json(self._folder.members, self.acquaintances.as_json())
-        except ArtifactError as error:
-            self._warn(error)
-        else:
-            self.acquaintances.saved()
+    def _unsaved(self) -> list[dict[str, Any]]:
+        """What is to be written, if anything."""
+        if not self.acquaintances.is_changed:
+            return []
+        self.acquaintances.saved()
+        return [self.acquaintances.as_json()]
+
+    def _write_acquaintances(self, *changed: dict[str, Any]) -> None:
+        """A hint, no promise: when the disk refuses, the next change tries again."""
+        for fields in changed:
+            if self._folder.root.is_dir():
+                with contextlib.suppress(ArtifactError):
+                    write_json(self._folder.members, fields)
 
     def _notice(self, sentence: str) -> None:
         self._report({"event": "notice", "message": sentence})
