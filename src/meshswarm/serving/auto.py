@@ -1,0 +1,99 @@
+"""What `--auto` serves: a model that others here serve and this peer has or can get, else one of its own.
+
+The rule this file keeps: it gathers what is on the disk, in the catalogue and in the swarm; `routing/demand` decides.
+Nothing is fetched before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshswarm.artifacts.catalogue import CATALOGUE, CatalogueEntry
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.errors import OutOfMemoryError
+from meshswarm.routing.choice import Limits
+from meshswarm.routing.demand import Fit, Offer, pick
+from meshswarm.routing.view import View
+from meshswarm.serving.hearsay import SILENCE, Hearsay
+from meshswarm.serving.layers import limits_of, memory_model
+from meshswarm.serving.settings import ServingSettings, Surroundings
+from meshswarm.stage.engine.devices import list_devices
+from meshswarm.stage.engine.memory import in_words
+from meshswarm.stage.families.cuts import LegalCuts
+from meshswarm.stage.sizes.memory import MemoryModel
+
+
+async def choose_model(settings: ServingSettings, around: Surroundings, hearsay: Hearsay = SILENCE) -> ServingSettings:
+    """The settings with the model that is to be served, and why. Raises OutOfMemoryError where none fits."""
+    devices = await asyncio.to_thread(list_devices)
+    limits = await asyncio.to_thread(limits_of, settings, devices)
+    views = await _views(around, hearsay.demand())
+    offers = await asyncio.to_thread(_offers, settings, around, limits, views)
+    picked = pick(offers)
+    if picked is None:
+        least = min(entry.memory_bytes for entry in CATALOGUE)
+        raise OutOfMemoryError(
+            f"no part of any model known here fits into {in_words(_most(limits))} of memory; the smallest of the "
+            f"catalogue takes {in_words(least)} whole, and less in parts, with fewer --sessions or a shorter --ctx"
+        )
+    return replace(settings, model=picked.offer.ref, because=picked.because)
+
+
+class _Views:
+    """Who serves the models that somebody here serves, and how often they are asked for."""
+
+    def __init__(self, records: Mapping[bytes, tuple[int, View]]) -> None:
+        self._records = records
+
+    def of(self, model_id: bytes, cuts: LegalCuts) -> View | None:
+        n_layers, view = self._records.get(model_id, (0, None))
+        return None if view is None or n_layers != cuts.n_layers else replace(view, cuts=cuts, memo={})
+
+
+async def _views(around: Surroundings, demand: Mapping[bytes, float]) -> _Views:
+    found = {}
+    for card, _ in await around.dht.models(fresh=True):
+        records = await around.dht.coverage(card.model_id, card.n_layers)
+        others = [record for record in records if record.peer != around.identity.peer_id]
+        anywhere = LegalCuts(card.n_layers, tuple(range(card.n_layers)), None)
+        view = View.of(anywhere, others, gone=around.dht.unreachable(), demand=demand.get(card.model_id, 0.0))
+        found[card.model_id] = card.n_layers, view
+    return _Views(found)
+
+
+def _offers(settings: ServingSettings, around: Surroundings, limits: Limits, views: _Views) -> list[Offer]:
+    """What could be served here. Blocks."""
+    infos = {info.model_id: info for info in around.store.models()}
+    verified = {entry.model_id for entry in CATALOGUE if entry.is_verified}
+    offers = [_stored(settings, around, info, limits, views, info.model_id in verified) for info in infos.values()]
+    return offers + [_listed(entry, limits, views) for entry in CATALOGUE if entry.model_id not in infos]
+
+
+def _stored(
+    settings: ServingSettings, around: Surroundings, info: ModelInfo, limits: Limits, views: _Views, is_verified: bool
+) -> Offer:
+    model = memory_model(settings, around, info)
+    n_bytes, view = sum(info.file_lengths), views.of(info.model_id, model.cuts)
+    return Offer(info.id_text, info.name, info.model_id, n_bytes, is_verified, _fit(model, limits), view)
+
+
+def _fit(model: MemoryModel, limits: Limits) -> Fit:
+    if model.span(model.whole).total <= _most(limits, limits.gpu_bytes):
+        return Fit.WHOLE
+    if model.cuts.refusal is not None:
+        return Fit.NOTHING
+    return Fit(min(model.span(span).total for span in model.smallest_spans) <= _most(limits))
+
+
+def _listed(entry: CatalogueEntry, limits: Limits, views: _Views) -> Offer:
+    """A model that is not here yet: whether a part of it fits is seen when it is."""
+    fit = Fit.WHOLE if entry.memory_bytes <= _most(limits) else Fit.PART
+    view = views.of(entry.model_id, LegalCuts(entry.n_layers, tuple(range(entry.n_layers)), None))
+    return Offer(entry.ref, entry.name, entry.model_id, entry.n_bytes, entry.is_verified, fit, view)
+
+
+def _most(limits: Limits, gpu_bytes: int = 0) -> int:
+    free = limits.room.free + gpu_bytes
+    return free if limits.allowed is None else min(free, limits.allowed)

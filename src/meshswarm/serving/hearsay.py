@@ -1,0 +1,38 @@
+"""What the choice of layers wants to hear of the swarm from minute to minute, and what it gets where nobody tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from meshswarm.identity import PeerId
+
+
+class Hearsay(Protocol):
+    """The swarm as heard of lately."""
+
+    def gone(self) -> frozenset[PeerId]:
+        """Peers that are dead or have left."""
+
+    def draining(self) -> frozenset[PeerId]:
+        """Peers that take nothing new, because they are about to leave."""
+
+    def demand(self) -> Mapping[bytes, float]:
+        """Requests a second by model."""
+
+
+class Silence:
+    """Nothing is heard: records alone count."""
+
+    def gone(self) -> frozenset[PeerId]:
+        return frozenset()
+
+    def draining(self) -> frozenset[PeerId]:
+        return frozenset()
+
+    def demand(self) -> Mapping[bytes, float]:
+        return MappingProxyType({})
+
+
+SILENCE: Hearsay = Silence()

@@ -1,0 +1,144 @@
+"""Asks from time to time whether this peer should serve other layers, and sees the move through.
+
+The rule this file keeps: it looks and waits, `routing/rebalance` decides. What is to be done is asked twice, the second
+time with what the swarm says at that very moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+from meshswarm.errors import MeshswarmError
+from meshswarm.identity import PeerId
+from meshswarm.routing.choice import Limits, has_room
+from meshswarm.routing.rebalance import CALM_ROUNDS, ROUND_S, Move, Own, Stay, propose
+from meshswarm.routing.view import View
+from meshswarm.serving.hearsay import SILENCE, Hearsay
+from meshswarm.serving.layers import limits_of, memory_model
+from meshswarm.serving.serving import Serving
+from meshswarm.serving.settings import ServingSettings, Surroundings
+from meshswarm.stage.engine.devices import list_devices
+from meshswarm.stage.sizes.memory import MemoryModel
+
+LOOK_S = 1.0  # how often it is seen whether a peer has gone
+START_SPREAD_S = 1.0  # not everybody asks at the same moment
+FEW = 32  # holders of whom the table is asked in every round; of more, in each that is for moves that can wait
+STEADY_ROUNDS = 2  # so often must a peer be spare, or needed, before it says so
+
+
+class Mover:
+    """The duty of a peer that may move. `clock`: Unix time in seconds, which rounds are counted by."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        settings: ServingSettings,
+        around: Surroundings,
+        hearsay: Hearsay = SILENCE,
+        *,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._serving = serving
+        self._settings = settings
+        self._around = around
+        self._hearsay = hearsay
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._moved_s = clock()
+        self._model: MemoryModel | None = None
+        self._n_holders = 0
+        self._standing: tuple[bool, int] = (False, 0)  # what it would be, and for how many rounds
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        round_done, missed = -1, self._missed()
+        while True:
+            await asyncio.sleep(LOOK_S + self._rng.uniform(0, START_SPREAD_S))
+            a_round = int(self._clock() // ROUND_S)
+            is_due = a_round != round_done and (self._n_holders <= FEW or a_round % CALM_ROUNDS == 0)
+            if is_due or self._missed() != missed:
+                round_done, missed = a_round, self._missed()
+                await self.think()
+
+    def _missed(self) -> frozenset[PeerId]:
+        """Peers that cannot be counted on any more."""
+        return self._hearsay.gone() | self._hearsay.draining() | self._around.dht.unreachable()
+
+    async def think(self) -> None:
+        """One round: stay, or move."""
+        try:
+            decision = await self._decide(fresh=False)
+            if isinstance(decision, Stay):
+                await self._stand_by(decision)
+                return
+            await asyncio.sleep(decision.wait_s)
+            decision = await self._decide(fresh=True)
+            if isinstance(decision, Move):
+                self._around.report({"event": "moving", "layers": str(decision.span), "message": decision.reason})
+                self._moved_s = self._clock()
+                is_done = await self._serving.go_over(decision.span, beside=decision.is_beside)
+                self._around.report({"event": "moved", **self._serving.facts(), "done": is_done})
+        except MeshswarmError as error:  # the next round comes
+            self._around.report({"event": "warning", "message": f"Layers could not be exchanged: {error}"})
+
+    async def _stand_by(self, decision: Stay) -> None:
+        is_spare, n_rounds = self._standing
+        self._standing = decision.is_spare, n_rounds + 1 if decision.is_spare == is_spare else 1
+        if self._standing[1] >= STEADY_ROUNDS:
+            await self._serving.stand_by(decision.is_spare, _role_in_words(self._serving, decision.is_spare))
+
+    async def _decide(self, *, fresh: bool) -> Move | Stay:
+        model, limits = await self._memory()
+        own = self._serving.record()
+        records = await self._around.dht.coverage(own.model_id, model.n_layers, fresh=fresh)
+        others = [record for record in records if record.peer != own.peer]
+        self._n_holders = len(others) + 1
+        view = View.of(
+            model.cuts,
+            [own, *others],
+            gone=(self._hearsay.gone() | self._around.dht.unreachable()) - {own.peer},
+            leaving=self._hearsay.draining() - {own.peer},
+            demand=self._hearsay.demand().get(own.model_id, 0.0),
+        )
+        taken = self._serving.taken_bytes
+        return propose(
+            view,
+            Own(
+                own.peer,
+                fits=lambda span: has_room(model, span, limits, taken=taken, beside=False),
+                fits_beside=lambda span: has_room(model, span, limits, taken=taken, beside=True),
+                moved_s=self._moved_s,
+                is_pinned=not self._serving.is_mobile,
+            ),
+            self._rng,
+            self._clock(),
+        )
+
+    async def _memory(self) -> tuple[MemoryModel, Limits]:
+        if self._model is None:
+            model = await asyncio.to_thread(memory_model, self._settings, self._around, self._serving.model)
+            self._model = model.under(replace(model.load, n_ctx=self._serving.record().n_ctx))
+        devices = await asyncio.to_thread(list_devices)
+        return self._model, await asyncio.to_thread(limits_of, self._settings, devices)
+
+
+def duties_of(
+    serving: Serving, settings: ServingSettings, around: Surroundings, hearsay: Hearsay = SILENCE
+) -> list[Coroutine[None, None, None]]:
+    """All that a peer with layers has to do as long as it lives."""
+    return [*serving.duties(), *([Mover(serving, settings, around, hearsay).run()] if serving.is_mobile else [])]
+
+
+def _role_in_words(serving: Serving, is_spare: bool) -> str:
+    span = serving.record().span
+    if is_spare:
+        return (
+            f"Others can serve the layers {span} without this peer: it stands by, loaded and answering, and goes first "
+            "where a holder is missing."
+        )
+    return f"The layers {span} need this peer: it is a server again."
