@@ -7,8 +7,9 @@ import pytest
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.messages import StoreStatus
 from meshswarm.dht.signed import RecordKind, SignedRecord
-from meshswarm.dht.storage import MAX_PER_AUTHOR_AND_KEY, MAX_PER_KEY, RecordStore
+from meshswarm.dht.storage import MAX_PER_AUTHOR_AND_KEY, MAX_PER_KEY, MAX_PER_NETWORK_AND_KEY, RecordStore
 from meshswarm.identity import Identity
+from meshswarm.net.swarm import SEAL_BYTES, Swarm
 
 MODEL = bytes(range(32))
 MakeRecord = Callable[..., SignedRecord]
@@ -162,3 +163,66 @@ def test_a_model_that_everybody_holds_does_not_crowd_out_a_rare_one(
     kept = store.get(topics.models, now)
     assert rare in kept
     assert len(kept) == MAX_PER_KEY
+
+
+ONE, OTHER = b"\xcb\x00\x71", b"\xc6\x33\x64"
+
+
+def test_what_one_network_brings_has_four_places_under_a_key(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    statuses = [store.put(make_record(number), [key], now, network=ONE)[0] for number in range(10)]
+    assert statuses == [StoreStatus.STORED] * MAX_PER_NETWORK_AND_KEY + [StoreStatus.FULL] * 6
+    assert store.put(make_record(20), [key], now, network=OTHER) == [StoreStatus.STORED]
+    assert store.put(make_record(2, seq=2), [key], now, network=ONE) == [StoreStatus.STORED]
+    for number in range(30, 60):
+        assert store.put(make_record(number), [key], now, network=None) == [StoreStatus.STORED]
+
+
+def test_bringing_a_record_of_others_takes_nothing_from_them(
+    store: RecordStore, key: bytes, make_record: MakeRecord, now: float
+) -> None:
+    """Somebody carries a victim's record here, and fills the share of the victim's network: it can still renew."""
+    store.put(make_record(1), [key], now, network=ONE)
+    for number in range(2, 2 + MAX_PER_NETWORK_AND_KEY):
+        store.put(make_record(number), [key], now, network=OTHER)
+    assert store.put(make_record(1, seq=2), [key], now, network=OTHER) == [StoreStatus.STORED]
+    assert make_record(1, seq=2) in store.get(key, now)
+
+
+def test_a_private_swarm_keeps_and_gives_out_sealed_bytes_that_only_its_members_read(
+    identity: Callable[[int], Identity], now: float
+) -> None:
+    swarm, outsider = Swarm("ours", b"k" * 32), Swarm("ours", b"x" * 32)
+    topics = Topics(swarm)
+    store = RecordStore(topics)
+    record = SignedRecord.sign(
+        identity(1),
+        RecordKind.COVERAGE,
+        scope=topics.scope,
+        subject=MODEL,
+        layers=(0, 8),
+        seq=1,
+        expires_ms=int(now * 1000) + 60_000,
+        body=b"body",
+    )
+    one, two = topics.of_record(record)
+    assert store.put(record, [one, two], now, network=ONE) == [StoreStatus.STORED] * 2
+    [sealed], [elsewhere] = store.sealed(one, now), store.sealed(two, now)
+    assert record.wire not in sealed and record.author.key not in sealed and MODEL not in sealed
+    assert len(sealed) == len(record.wire) + SEAL_BYTES
+    assert sealed != elsewhere
+    assert swarm.unseal(one, sealed) == record.wire
+    assert swarm.unseal(two, sealed) is None
+    assert outsider.unseal(one, sealed) is None
+    for number in range(2, 20):
+        member = SignedRecord.sign(
+            identity(number), RecordKind.COVERAGE, scope=topics.scope, subject=MODEL, layers=(0, 4), seq=1,
+            expires_ms=int(now * 1000) + 60_000, body=b"b",
+        )  # fmt: skip
+        assert store.put(member, [one], now, network=ONE) == [StoreStatus.STORED], "members are not counted by network"
+    swarm.renew([b"n" * 32, b"k" * 32])
+    assert store.sealed(one, now)[0] == sealed
+    store.seal_again()
+    assert Swarm.of_keys("ours", [b"n" * 32], lineage=b"k" * 32).unseal(one, store.sealed(one, now)[0]) == record.wire
+    assert outsider.unseal(one, store.sealed(one, now)[0]) is None

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from meshswarm.config import Address
 from meshswarm.dht.contact import Contact
 from meshswarm.dht.keys import distance, node_id
-from meshswarm.dht.table import BACK_OFF_S, BackOff, RoutingTable
+from meshswarm.dht.region import SPACE, spread
+from meshswarm.dht.table import BACK_OFF_S, FRIENDS, BackOff, K, RoutingTable
 from meshswarm.identity import PeerId
 
 OWN = PeerId(bytes(32))
@@ -140,3 +141,132 @@ def test_buckets_are_refreshed_one_id_each_when_their_time_has_come(table: Routi
     assert len(targets) > 2
     assert table.refresh_targets(9.0, older_than_s=10.0, rng=rng) == []
     assert len(table.refresh_targets(10.0, older_than_s=10.0, rng=rng)) == len(targets)
+
+
+def public(number: int, network: int) -> Contact:
+    """Contact number n at an address of IPv4 /24 number `network`."""
+    host = f"{20 + (network >> 16)}.{network >> 8 & 255}.{network & 255}.{number % 250 + 1}"
+    return Contact(PeerId(number.to_bytes(32)), (Address(host, 4000),))
+
+
+def test_one_network_gets_two_places_in_a_bucket_and_ten_in_all(table: RoutingTable) -> None:
+    for number in range(1, 2000):
+        table.saw(public(number, network=number % 2), 0.0, is_outbound=True)
+    assert len(table) <= 20
+    for bucket in table._buckets:
+        counts = [bucket.count_of(each.network) for each in bucket.nodes.values()]
+        assert max(counts, default=0) <= 2
+    assert not any(table.saw(public(number, network=1), 0.0) for number in range(2000, 2500))
+    assert any(table.saw(public(number, network=number), 0.0) for number in range(2500, 2600))
+
+
+def test_a_place_of_a_network_is_free_again_when_its_peer_is_gone_or_has_moved(table: RoutingTable) -> None:
+    for number in range(1, 400):
+        table.saw(public(number, network=7), 0.0)
+    full = len(table)
+    gone = table.neighbours()[0].contact.peer
+    for _ in range(2):
+        table.failed(gone, 1.0)
+    assert len(table) == full - 1
+    assert any(table.saw(public(number, network=7), 2.0) for number in range(400, 900))
+    assert len(table) == full
+    mover = table.neighbours()[0].contact
+    table.saw(Contact(mover.peer, (Address("9.9.9.9", 1),)), 3.0)
+    assert table._networks[b"\x09\x09\x09"] == 1
+    assert sum(table._networks.values()) == full
+
+
+def test_ipv6_networks_count_by_their_48_bits_and_beside_ipv4(table: RoutingTable) -> None:
+    for number in range(1, 200):
+        table.saw(Contact(PeerId(number.to_bytes(32)), (Address(f"2001:db8:7:{number:x}::1", 1),)), 0.0)
+    assert len(table) <= 10
+    before = len(table)
+    for number in range(200, 230):
+        table.saw(public(number, network=number), 0.0)
+    assert len(table) == before + 30
+
+
+def test_local_peers_and_members_of_a_private_swarm_are_not_counted(table: RoutingTable) -> None:
+    """A swarm on one machine, on one LAN, or of friends behind one address works."""
+    for number in range(1, K + 1):
+        table.saw(contact(number), 0.0)
+    assert len(table) == K
+    friends = RoutingTable(OWN, caps=FRIENDS)
+    for number in range(1, K + 1):
+        friends.saw(public(number, network=1), 0.0)
+    assert len(friends) == K
+
+
+def far(number: int, network: int | None) -> Contact | None:
+    """Contact number n when it falls into the first bucket, which is never split again."""
+    made = contact(number) if network is None else public(number, network)
+    return made if made.place >> 159 != int.from_bytes(node_id(OWN)) >> 159 else None
+
+
+def test_peers_that_were_dialled_keep_a_third_of_the_places(table: RoutingTable) -> None:
+    for number in range(1, 300):
+        if (made := far(number, number)) is not None:
+            table.saw(made, 0.0)
+    assert len(table._buckets[0]) == K
+    for number in range(300, 400):
+        if (made := far(number, number)) is not None:
+            table.saw(made, 1.0, is_outbound=True)
+    outbound = [each for each in table._buckets[0].nodes.values() if each.is_outbound]
+    assert 3 * len(outbound) >= K
+    assert len(table._buckets[0]) == K
+    there = {n.contact.peer for n in table.neighbours()}
+    for number in range(400, 1000):
+        table.saw(public(number, number), 2.0)
+    assert there <= {n.contact.peer for n in table.neighbours()}
+
+
+def test_local_peers_leave_half_of_a_bucket_to_public_ones(table: RoutingTable) -> None:
+    for number in range(1, 100):
+        if (made := far(number, None)) is not None:
+            table.saw(made, 0.0)
+    assert len(table._buckets[0]) == K
+    for number in range(100, 300):
+        if (made := far(number, number)) is not None:
+            table.saw(made, 1.0)
+    members = list(table._buckets[0].nodes.values())
+    assert sum(each.network is None for each in members) == K // 2
+    assert len(members) == K
+
+
+def test_who_failed_at_one_address_may_be_asked_at_another_but_not_for_ever() -> None:
+    back_off = BackOff()
+    wrong = Contact(PeerId(b"p" * 32), (Address("203.0.113.9", 9),))
+    back_off.failed(wrong.peer, 0.0, wrong.addresses)
+    assert back_off.holds_at(wrong, 1.0)
+    elsewhere = Contact(wrong.peer, (Address("198.51.100.1", 1), *wrong.addresses))
+    assert not back_off.holds_at(elsewhere, 1.0)
+    for port in range(1, 10):
+        back_off.failed(wrong.peer, 0.0, (Address("203.0.113.9", port),))
+    assert back_off.holds_at(elsewhere, 1.0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sets(st.integers(1, 10_000), min_size=1, max_size=150),
+    st.binary(min_size=20, max_size=20),
+    st.integers(0, SPACE),
+)
+def test_around_a_target_are_those_that_a_spread_of_all_would_choose(
+    numbers: set[int], target: bytes, radius: int
+) -> None:
+    table = RoutingTable(OWN)
+    for number in numbers:
+        table.saw(contact(number), 0.0)
+    place = int.from_bytes(target)
+    ranked = sorted(n.contact.place ^ place for n in table.neighbours())
+    assert [c.place ^ place for c in table.around(target, 0.0, radius=radius)] == spread(ranked, K, radius)
+    assert table.distances(target, 0.0) == ranked[:K]
+
+
+def test_a_bucket_that_a_lookup_went_through_needs_no_refresh(table: RoutingTable) -> None:
+    for number in range(1, 500):
+        table.saw(contact(number), 0.0)
+    count = len(table.refresh_targets(0.0, older_than_s=10.0, rng=random.Random(1)))
+    table.looked_through(bytes(20), 5.0)
+    table.looked_through(bytes([255]) * 20, 5.0)
+    assert len(table.refresh_targets(10.0, older_than_s=10.0, rng=random.Random(1))) == count - 2

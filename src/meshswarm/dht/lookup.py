@@ -194,11 +194,11 @@ class Lookup:
         return [at for at, _ in zip(answered, range(self._k), strict=False)]
 
     def covers(self) -> int:
-        """Up to this distance from the target everybody who should keep something here was found."""
+        """Within this distance of the target everybody who should keep something here was found."""
         found = self._found()
         if len(found) < self._k:
             return SPACE
-        return max(each.contact.place ^ self._place for each in found) + 1
+        return max(self.radius, found[-1].contact.place ^ self._place)
 
     # -- inside
 
