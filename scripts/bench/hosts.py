@@ -70,7 +70,8 @@ def peers_on(
     with contextlib.ExitStack() as stack:
         peers: list[PeerProcess] = []
         for host, span in enumerate(spans):
-            arguments = ["--swarm", name, "--listen", f"{address(host)}:{port}", "--api", "127.0.0.1:0", *options]
+            arguments = ["--swarm", name, "--listen", f"{address(host)}:{port}", "--api", "127.0.0.1:0"]
+            arguments += ["--no-lan", "--no-rendezvous", *options]
             if span is not None:
                 arguments += ["--model", model, "--layers", span, "--threads", "1"]
             if peers:

@@ -19,6 +19,7 @@ from meshswarm import __version__
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.swarm_cli import swarm_app
 from meshswarm.config import DEFAULT_MODEL, Address, Home, WireChoice, default_home, parse_size
+from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.head.sampling_params import MAX_TEMPERATURE
@@ -47,6 +48,17 @@ Llama = Annotated[
     list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own; `help` lists them.")
 ]
 Swarm = Annotated[str | None, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
+Lan = Annotated[
+    bool | None, typer.Option("--lan/--no-lan", help="Find peers on the local network by mDNS; never for loopback.")
+]
+Rendezvous = Annotated[
+    bool | None,
+    typer.Option("--rendezvous/--no-rendezvous", help="Find peers through BitTorrent's DHT; public swarms by default."),
+]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option("--rendezvous-node", help="HOST:PORT of a DHT node to start from, in a closed network."),
+]
 Private = Annotated[bool, typer.Option("--private", help="Only in a private swarm (`meshswarm swarm new` makes one).")]
 
 
@@ -85,6 +97,11 @@ def _parse_join(text: str) -> tuple[PeerId, Address]:
     return PeerId.parse(peer), Address.parse(address)
 
 
+def _discovery(lan: bool | None, rendezvous: bool | None, nodes: list[str] | None) -> DiscoverySettings:
+    named = tuple(_parsed("--rendezvous-node", Address.parse, text) for text in nodes or ())
+    return DiscoverySettings(Use.of_switch(lan), Use.of_switch(rendezvous), named)
+
+
 # -- running a peer
 
 
@@ -98,6 +115,9 @@ def serve(
     swarm: Swarm = None,
     private: Private = False,
     listen: Annotated[str | None, typer.Option("--listen", help="UDP address for peers; port 0 takes any.")] = None,
+    lan: Lan = None,
+    rendezvous: Rendezvous = None,
+    rendezvous_node: Nodes = None,
     api: Annotated[str | None, typer.Option("--api", help="Where the OpenAI endpoint listens.")] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", help="Use at most this much, for example 6GB, the program included.")
@@ -144,6 +164,7 @@ def serve(
         home=context.obj,
         swarm=swarm,
         private=private,
+        discovery=_discovery(lan, rendezvous, rendezvous_node),
         listen=None if listen is None else _parsed("--listen", Address.parse, listen),
         api=None if api is None else _parsed("--api", Address.parse, api),
         join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),

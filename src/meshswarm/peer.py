@@ -12,7 +12,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.store import Store
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Address, Home, HomeLock, WireChoice
-from meshswarm.dht.known_peers import KnownPeers, KnownPeersError
+from meshswarm.dht.known_peers import KnownPeer, KnownPeers
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
+from meshswarm.discovery.bootstrap import Bootstrap
+from meshswarm.discovery.settings import DiscoverySettings
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.draft_model import DraftModel, check_draft_model
 from meshswarm.head.forecast import Forecast
@@ -68,6 +70,7 @@ class PeerSettings:
     max_wait_s: float = MAX_WAIT_S
     draft_model: str | None = None
     wire: WireChoice = WireChoice.F32
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     private: bool = False
     """Only ever in a private swarm."""
 
@@ -181,7 +184,10 @@ class Peer:
         swarm = self.membership.swarm
         bookkeeper = Bookkeeper(self.identity, writer, swarm.swarm_id)
         self.dht = Dht(self.endpoint, self.identity, swarm)
-        self._known_peers = KnownPeers(self.membership.known_peers, self.identity, swarm.swarm_id)
+        known = KnownPeers(self.membership.known_peers, self.identity, swarm.swarm_id)
+        self._bootstrap = Bootstrap(
+            self.settings.discovery, self.endpoint, self.dht, swarm, known, self._asked(), self._report
+        )
         sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         offer_headers(self.endpoint, self.store)
@@ -200,6 +206,7 @@ class Peer:
         )
         self._keeper = self._keep_membership()
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
+        self._background.append(tasks.create_task(self._bootstrap.run()))
         if self._keeper is not None:
             self._background.append(tasks.create_task(self._keeper.run()))
         try:
@@ -215,7 +222,7 @@ class Peer:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
         await self.api.start(head, views=self._views(), queries={PLAN_PATH: plan_query(self._forecast)})
         self._report({"event": "started", **self._reach()})
-        await self._join()
+        await self._bootstrap.first()
         if self.settings.draft_model is not None:  # first: it is small, and may turn out to be the wrong one
             head.guess_with(await self._load_draft_model(self.settings.draft_model), self._warn)
         if self.settings.serving is not None:
@@ -292,46 +299,17 @@ class Peer:
     async def _leave(self, sent: SentRows) -> None:
         """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
         self.spans.draining = True
-        self._known_peers.save(self.dht.seen_peers(), time.time())
+        self._bootstrap.save()
         await self.dht.withdraw()
         await self.api.stop()
         await self._head.close()
         await self.spans.drain(DRAIN_S)
         await sent.stop()
 
-    async def _join(self) -> None:
-        asked = [*((peer, (address,)) for peer, address in self.settings.join), *self._invited()]
-        try:
-            known = [seen.as_known for seen in self._known_peers.load(time.time())]
-        except KnownPeersError as error:
-            known = []
-            self._warn(error)
-        if not asked and not known:
-            return
-        dials = [asyncio.ensure_future(self._why_unreachable(*each)) for each in self.settings.join]
-        try:
-            reached = await self.dht.join([*asked, *known])
-        finally:
-            for dial in dials:
-                dial.cancel()
-        for (peer, address), dial in zip(self.settings.join, dials, strict=True):
-            if self.endpoint.connection(peer) is None:
-                why = dial.result() if dial.done() and not dial.cancelled() else ""
-                failed = {"peer": str(peer), "address": str(address), "swarm": self.membership.swarm.name, "why": why}
-                self._report({"event": "join-failed", **failed})
-        self._report({"event": "joined", "peers": reached})
-
-    async def _why_unreachable(self, peer: PeerId, address: Address) -> str:
-        """Dials beside the DHT, which tries on and does not tell; empty when the peer is there."""
-        try:
-            await self.endpoint.dial(peer, (address,))
-        except MeshswarmError as error:
-            return str(error)
-        return ""
-
-    def _invited(self) -> list[tuple[PeerId, tuple[Address, ...]]]:
-        """Other members that a private swarm's invite names."""
-        return [invited for invited in self.membership.invited if invited[0] != self.identity.peer_id]
+    def _asked(self) -> list[KnownPeer]:
+        """Peers that a person named: with --join, or in a private swarm's invite."""
+        joined = [(peer, (address,)) for peer, address in self.settings.join]
+        return [each for each in (*joined, *self.membership.invited) if each[0] != self.identity.peer_id]
 
     # -- what others may know
 
@@ -380,6 +358,7 @@ class Peer:
             "sessions_total": self.spans.sessions_total,
             "rows_total": self.spans.rows_total,
             "connections": len(self.endpoint.connections),
+            "discovery": self._bootstrap.as_json(),
             "receipts": await asyncio.to_thread(self.receipts.count),
         }
 

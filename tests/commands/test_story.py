@@ -56,5 +56,16 @@ def test_a_failed_join_names_what_to_check() -> None:
     assert "firewall" in said
 
 
+def test_how_others_were_found_is_said_and_what_was_tried_when_nobody_was() -> None:
+    joined = {"event": "joined", "peers": 1, "through": "lan", "what": "local network"}
+    assert sentence_of(joined) == "Joined: 1 other peer known, found through: local network."
+    tried = [{"what": "local network", "found": "nobody; 2 peers of other swarms there"}]
+    alone = sentence_of({"event": "alone", "tried": [*tried, {"what": "addresses given", "found": "nobody"}]})
+    assert alone == (
+        "No other peer found yet; looking on. Tried local network: nobody, 2 peers of other swarms there; "
+        "addresses given: nobody."
+    )
+
+
 def test_events_without_a_sentence_are_silent() -> None:
     assert sentence_of({"event": "something new"}) == ""

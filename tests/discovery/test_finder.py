@@ -16,7 +16,7 @@ from tests.discovery.conftest import Bind
 from meshswarm.config import Address
 from meshswarm.dht.known_peers import KnownPeer, KnownPeers, SeenPeer
 from meshswarm.discovery.candidate import Candidate, CandidateSource, Source, SourceError
-from meshswarm.discovery.finder import Finder, Found, Missed
+from meshswarm.discovery.finder import Finder, Found, Missed, News, Trouble
 from meshswarm.discovery.told import AskedSource, KnownSource
 from meshswarm.identity import Identity, PeerId
 from meshswarm.net.endpoint import Endpoint
@@ -59,7 +59,7 @@ class Peer:
     def __init__(self, endpoint: Endpoint, *sources: CandidateSource) -> None:
         self.met: list[KnownPeer] = []
         self.is_met = asyncio.Event()
-        self.told: list[Found | Missed] = []
+        self.told: list[News] = []
         self.finder = Finder(
             sources, endpoint, self._meet, lambda: [peer for peer, _ in self.met], tell=self.told.append,
             off={Source.LAN: "--no-lan"}, rng=random.Random(3),
@@ -103,7 +103,7 @@ async def test_the_peers_of_last_time_are_met_again_though_a_ghost_comes_first(
 
 
 async def test_a_ghost_alone_costs_two_seconds(bind: Bind, silent: Address) -> None:
-    peer = Peer(await bind(), AskedSource([(Identity.generate().peer_id, silent)]))
+    peer = Peer(await bind(), AskedSource([(Identity.generate().peer_id, (silent,))]))
     begun = time.monotonic()
     async with peer.looking() as finder:
         assert await finder.first() is False
@@ -153,6 +153,7 @@ async def test_a_changed_file_of_known_peers_is_a_sentence(bind: Bind, swarm: Sw
     async with peer.looking() as finder:
         assert await finder.first() is False
         assert str(known.path) in report(finder, Source.KNOWN)
+    assert [type(news) for news in peer.told] == [Trouble]
 
 
 async def test_who_comes_later_is_found_later(bind: Bind, swarm: Swarm) -> None:
@@ -160,7 +161,7 @@ async def test_who_comes_later_is_found_later(bind: Bind, swarm: Swarm) -> None:
     here, place = await bind(), await bind()
     address, identity = place.address, Identity.generate()
     await place.close()
-    peer = Peer(here, AskedSource([(identity.peer_id, address)]))
+    peer = Peer(here, AskedSource([(identity.peer_id, (address,))]))
     async with peer.looking() as finder:
         assert await finder.first() is False
         there = await bind(identity=identity, listen=address)

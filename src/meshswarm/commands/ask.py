@@ -13,6 +13,7 @@ from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
 from meshswarm.commands.story import what_to_check
 from meshswarm.config import DEFAULT_MODEL, Address, Home
+from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.errors import ConfigError
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
@@ -71,6 +72,7 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
         api=Address("127.0.0.1", 0),
         join=question.join,
         serving=None if question.join else ServingSettings(question.model or DEFAULT_MODEL, n_sessions=1),
+        discovery=DiscoverySettings(lan=Use.NO, rendezvous=Use.NO),
     )
     body = question.body if question.join else {**question.body, "model": None}
     peer = Peer(settings, report)

@@ -26,7 +26,9 @@ def sentence_of(event: Event) -> str:
         case "loading":
             return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
         case "joined":
-            return _joined(event["peers"])
+            return _joined(event)
+        case "alone":
+            return _alone(event)
         case "join-failed":
             return _join_failed(event)
         case "ready":
@@ -51,10 +53,14 @@ def _swarm(event: Event) -> str:
     return f"Swarm '{PUBLIC_SWARM}', open to strangers{what} ({private})"
 
 
-def _joined(n_peers: int) -> str:
-    if n_peers == 0:
-        return "No other peer reached yet; looking on."
-    return f"Joined: {n_peers} other peer{'' if n_peers == 1 else 's'} known."
+def _joined(event: Event) -> str:
+    n_peers = event["peers"]
+    return f"Joined: {n_peers} other peer{'' if n_peers == 1 else 's'} known, found through: {event['what']}."
+
+
+def _alone(event: Event) -> str:
+    tried = "; ".join(f"{each['what']}: {each['found'].replace('; ', ', ')}" for each in event["tried"])
+    return f"No other peer found yet; looking on. Tried {tried}."
 
 
 def _join_failed(event: Event) -> str:

@@ -24,6 +24,7 @@ from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
 
 POLL_S = 2.0  # how often to look whether peers have gone
+MAX_TOLD = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,17 @@ class Missed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A source could not look. Said once for every sentence."""
+
+    source: Source
+    problem: str
+
+
+News = Found | Missed | Trouble
+
+
 class Finder:
     """`run` it; `first` says when a peer that starts may go on.
 
@@ -79,7 +91,7 @@ class Finder:
         members: Callable[[], Collection[PeerId]],
         *,
         off: Mapping[Source, str] | None = None,
-        tell: Callable[[Found | Missed], None] = lambda _: None,
+        tell: Callable[[News], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
         rng: random.Random | None = None,
     ) -> None:
@@ -93,6 +105,7 @@ class Finder:
         self._search = Search({each.source: each.patience_s for each in sources}, rng or random.Random(), clock())
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
+        self._n_meeting = 0
         self._told: set[object] = set()
 
     async def run(self) -> None:
@@ -133,7 +146,7 @@ class Finder:
             group.create_task(self._look(self._sources[source]))
         for attempt in self._search.dials(now):
             group.create_task(self._dial(attempt))
-        if self._search.is_settled(now):
+        if self._search.is_settled(now) and not self._n_meeting:
             self._settled.set()
 
     async def _look(self, source: CandidateSource) -> None:
@@ -148,6 +161,8 @@ class Finder:
         except Exception as error:
             logger.debug("looking for peers failed", exc_info=True)
             problem = f"failed unexpectedly: {error!r}"
+        if problem:
+            self._tell_once((source.source, problem), Trouble(source.source, problem))
         self._search.round_ended(source.source, problem, self._clock())
         self._wake.set()
 
@@ -160,21 +175,27 @@ class Finder:
         except Exception as error:
             reason = str(error) if isinstance(error, MeshswarmError) else repr(error)
             self._search.failed(attempt, reason, self._clock())
-            if attempt.target not in self._told and len(self._told) < 1024:
-                self._told.add(attempt.target)
-                self._tell(Missed(attempt, reason))
+            self._tell_once(attempt.target, Missed(attempt, reason))
         else:
             self._search.succeeded(attempt, self._clock())
             self._tell(Found(met.peer_id, met.remote_address, attempt.source))
             await self._introduce(met, attempt)
         self._wake.set()
 
+    def _tell_once(self, about: object, news: News) -> None:
+        if about not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(about)
+            self._tell(news)
+
     async def _introduce(self, met: Met, attempt: Attempt) -> None:
         others = attempt.addresses if attempt.peer is not None else ()
+        self._n_meeting += 1
         try:
             await self._meet([(met.peer_id, merge_addresses([met.remote_address], others))])
         except Exception:
             logger.debug("a peer that was found could not be met", exc_info=True)
+        finally:
+            self._n_meeting -= 1
 
 
 def _as_generator(source: CandidateSource) -> Any:

@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from meshswarm.config import Address
 from meshswarm.discovery.candidate import Candidate, Source
@@ -65,6 +66,16 @@ class SourceReport:
     reached: int = 0
     failure: str = ""
     looks_again_s: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        counts = {"candidates": self.candidates, "dialled": self.dialled, "reached": self.reached}
+        return {
+            "source": self.source.value,
+            "what": self.source.words,
+            "found": self.sentence,
+            "used": not self.off,
+            **({} if self.off else counts),
+        }
 
     @property
     def sentence(self) -> str:
@@ -221,7 +232,9 @@ class Search:
         if now >= self._deadlines()[-1]:
             return True
         looking = any(each.is_first and now < self._begun + each.patience_s for each in self._rounds.values())
-        untried = any(target.is_dialled or not target.failures for target in self._targets.values())
+        untried = any(
+            target.is_dialled or not (target.failures or target.was_reached) for target in self._targets.values()
+        )
         return not looking and not untried
 
     def reports(self, notes: Mapping[Source, str], now: float) -> list[SourceReport]:

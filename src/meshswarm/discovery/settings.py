@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshswarm.config import Address
-from meshswarm.dht.known_peers import KnownPeers
+from meshswarm.dht.known_peers import KnownPeer, KnownPeers
 from meshswarm.discovery.candidate import CandidateSource, Source
 from meshswarm.discovery.lan import LanSource
 from meshswarm.discovery.mainline import MainlineSource
 from meshswarm.discovery.told import AskedSource, KnownSource
-from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
@@ -66,7 +65,7 @@ def make_sources(
     endpoint: Endpoint,
     swarm: Swarm,
     known: KnownPeers,
-    asked: Sequence[tuple[PeerId, Address]],
+    asked: Sequence[KnownPeer],
     *,
     announces: bool = True,
 ) -> tuple[list[CandidateSource], dict[Source, str]]:
@@ -77,7 +76,7 @@ def make_sources(
     if asked:
         sources.append(AskedSource(asked))
     else:
-        off[Source.ASKED] = "no --join"
+        off[Source.ASKED] = "none were given (--join)"
     if why := settings.why_no_lan(bound):
         off[Source.LAN] = why
     else:

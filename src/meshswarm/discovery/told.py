@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from meshswarm.config import Address
-from meshswarm.dht.known_peers import KnownPeers, KnownPeersError
+from meshswarm.dht.known_peers import KnownPeer, KnownPeers, KnownPeersError
 from meshswarm.discovery.candidate import Candidate, Source, SourceError
-from meshswarm.identity import PeerId
 
 
 class KnownSource:
@@ -41,12 +39,12 @@ class AskedSource:
     patience_s = 1.0
     note = ""
 
-    def __init__(self, peers: Sequence[tuple[PeerId, Address]]) -> None:
+    def __init__(self, peers: Sequence[KnownPeer]) -> None:
         self._peers = tuple(peers)
 
     async def candidates(self) -> AsyncIterator[Candidate]:
-        for peer, address in self._peers:
-            yield Candidate(peer, (address,), Source.ASKED)
+        for peer, addresses in self._peers:
+            yield Candidate(peer, addresses, Source.ASKED)
 
     async def close(self) -> None:
         """Nothing is held."""
