@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from meshswarm.cli import app
+from meshswarm.commands import doctor
+from meshswarm.commands.doctor import Verdict
 from meshswarm.config import Home
 from meshswarm.errors import ConfigError
 from meshswarm.identity import Identity
@@ -217,6 +219,27 @@ def test_a_lost_key_is_listed_as_a_problem(owner: Shell) -> None:
     assert "is gone" in owner("list")
     with pytest.raises(ConfigError, match="is gone"):
         owner("show")
+
+
+def test_doctor_says_whether_each_private_swarm_can_be_entered(owner: Shell, other: Shell) -> None:
+    def verdict(shell: Shell) -> tuple[Verdict, str]:
+        (finding,) = doctor._swarms(Home(shell.home))
+        return finding.verdict, finding.found
+
+    assert verdict(owner) == (Verdict.OK, "private, member list number 0")
+    other("join", owner.json("invite")["invite"])
+    owner("rotate")
+    members = owner.folder().load().members
+    assert members is not None
+    other.folder().update(lambda standing: standing.with_list(members))
+    assert verdict(other)[0] is Verdict.WARNING and "has not come yet" in verdict(other)[1]
+    owner("rotate", "--days", "0")
+    late = owner.folder().load().members
+    assert late is not None
+    other.folder().update(lambda standing: standing.with_list(late))
+    assert verdict(other)[0] is Verdict.FAILURE and "away for too long" in verdict(other)[1]
+    other.folder().key.unlink()
+    assert verdict(other)[0] is Verdict.FAILURE and "is gone" in verdict(other)[1]
 
 
 def test_an_address_that_is_none_is_a_usage_error(owner: Shell) -> None:
