@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -19,8 +20,9 @@ from meshswarm.artifacts.files import read_json
 from meshswarm.artifacts.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Home, default_cache
-from meshswarm.errors import MeshswarmError
+from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.identity import Identity
+from meshswarm.membership.swarms import Swarms
 
 LOW_DISK_BYTES = 2 << 30
 ENGINE_NOTE = "meshswarm-engine.json"  # left in the environment by scripts/setup_venv.py
@@ -52,7 +54,7 @@ class Finding:
 def examine(home: Home) -> list[Finding]:
     """Everything, in the order a person would ask. Never raises: what fails becomes a finding."""
     checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-        _program, _engine, _devices, _machine, _folder, _ports, _models,
+        _program, _engine, _devices, _machine, _folder, _swarms, _ports, _models,
     )  # fmt: skip
     findings: list[Finding] = []
     for check in checks:
@@ -159,6 +161,27 @@ def _folder(home: Home) -> Iterator[Finding]:
     owner = {} if running is None else running.get("/meshswarm/status").get("owner", {})
     if owner.get("reason"):
         yield Finding("strangers' work", Verdict.OK, f"{owner['mode']}: {owner['reason']}")
+
+
+def _swarms(home: Home) -> Iterator[Finding]:
+    """The private swarms of this folder, each with its key."""
+    now_ms = int(time.time() * 1000)
+    swarms = Swarms(home)
+    for name in swarms.names():
+        what = f"swarm {name}"
+        try:
+            standing = swarms.folder(name).load()
+        except ConfigError as error:
+            yield Finding(what, Verdict.FAILURE, str(error))
+            continue
+        if standing.is_outdated(now_ms):
+            advice = "ask a member for a new invite and enter it with `meshswarm swarm join`"
+            yield Finding(what, Verdict.FAILURE, "its key was changed while this peer was away for too long", advice)
+        elif standing.is_behind:
+            advice = "start a peer in it: it gets the new key from the next member it meets"
+            yield Finding(what, Verdict.WARNING, "its key was changed, and the new one has not come yet", advice)
+        else:
+            yield Finding(what, Verdict.OK, f"private, member list number {standing.number}")
 
 
 def _ports(home: Home) -> Iterator[Finding]:
