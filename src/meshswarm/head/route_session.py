@@ -7,6 +7,7 @@ leaves without waiting for a task to wake up.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -68,6 +69,8 @@ class RouteSession:
         self._bookkeeper = bookkeeper
         self._on_steps = on_steps
         self._loop = asyncio.get_running_loop()
+        # The loop's clock may count whole milliseconds, too coarse for steps: this one agrees with it, and is finer.
+        self._ahead = self._loop.time() - time.perf_counter()
         self._listener: Listener | None = None
         self._on_in_line: OnInLine = lambda where: None
         self._broken: MeshswarmError | None = None
@@ -90,11 +93,14 @@ class RouteSession:
                 index = len(self._streams)
                 self._streams.append(stream)
                 stream.receive_with(partial(self._on_frame, index), partial(self._on_end, index))
-            self._apply(self.core.start(self._loop.time()))
+            self._apply(self.core.start(self._now()))
             self.opened = await self._ready
         except BaseException:
             self.cancel()
             raise
+
+    def _now(self) -> float:
+        return time.perf_counter() + self._ahead
 
     async def _dial(self) -> list[Connection]:
         dials = [self._endpoint.dial(hop.peer, hop.addresses) for hop in self.core.hops]
@@ -143,10 +149,10 @@ class RouteSession:
 
     def push(self, tokens: list[int], *, truncate_to: int | None = None, n_draft: int = 0) -> None:
         """See `HeadSession.push`."""
-        self._apply(self.core.push(tokens, self._loop.time(), truncate_to=truncate_to, n_draft=n_draft))
+        self._apply(self.core.push(tokens, self._now(), truncate_to=truncate_to, n_draft=n_draft))
 
     def request_full_row(self, seq: int, row: int) -> None:
-        self._apply(self.core.request_full_row(seq, row, self._loop.time()))
+        self._apply(self.core.request_full_row(seq, row, self._now()))
 
     def park(self) -> None:
         """The answer is complete and read: the spans keep the session until they need the room. What happens to it
@@ -166,7 +172,7 @@ class RouteSession:
 
     def close(self) -> None:
         """Begin to end in good order: counters and receipts are exchanged, within a short deadline."""
-        self._apply(self.core.close(self._loop.time()))
+        self._apply(self.core.close(self._now()))
 
     async def ended(self) -> None:
         """Returns when nothing more comes from any span, whatever ended the session."""
@@ -180,16 +186,16 @@ class RouteSession:
         try:
             message = decode(frame)
         except RemoteProtocolError as error:
-            self._apply(self.core.on_lost(hop, error, self._loop.time()))
+            self._apply(self.core.on_lost(hop, error, self._now()))
             return
-        self._apply(self.core.on_message(hop, message, self._loop.time()))
+        self._apply(self.core.on_message(hop, message, self._now()))
 
     def _on_end(self, hop: int, error: MeshswarmError | None) -> None:
-        self._apply(self.core.on_lost(hop, error, self._loop.time()))
+        self._apply(self.core.on_lost(hop, error, self._now()))
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._apply(self.core.tick(self._loop.time()))
+        self._apply(self.core.tick(self._now()))
 
     def _apply(self, actions: list[Action]) -> None:
         for action in actions:
