@@ -111,6 +111,10 @@ def serve(
     auto: Annotated[bool, typer.Option("--auto", help="Choose model and layers by itself.")] = False,
     model: Model = None,
     layers: Annotated[str | None, typer.Option("--layers", help="Serve only layers A:B, counted from 0.")] = None,
+    rebalance: Annotated[
+        bool | None,
+        typer.Option("--rebalance/--pin", help="Go over to layers that need a holder more, as --auto does; or never."),
+    ] = None,
     join: Join = None,
     swarm: Swarm = None,
     private: Private = False,
@@ -158,8 +162,12 @@ def serve(
         n_sessions=sessions,
         llama_options=_llama_options(llama),
         yields=yields,
+        is_auto=auto and model is None and layers is None,
+        is_mobile=layers is None and (auto if rebalance is None else rebalance),
     )
-    is_serving = model is not None or auto or layers is not None
+    if rebalance and layers is not None:
+        raise typer.BadParameter("layers that were asked for are not exchanged for others", param_hint="--rebalance")
+    is_serving = model is not None or auto or layers is not None or bool(rebalance)
     settings = PeerSettings(
         home=context.obj,
         swarm=swarm,

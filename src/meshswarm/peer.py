@@ -12,7 +12,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ from meshswarm.membership.swarms import Swarms
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.own_speeds import OwnSpeeds
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
+from meshswarm.serving.auto import choose_model
+from meshswarm.serving.moving import duties_of
 from meshswarm.span import missing_layers
 from meshswarm.stage.proving.wire_proofs import WireProofs
 from meshswarm.stage.sessions.activation_log import ActivationLog, LogLimits
@@ -103,6 +105,7 @@ class Peer:
     async def _run(self, home: Home) -> None:
         """Parts end in the opposite order of their start, each whether or not the others managed to."""
         self.membership = Swarms(home).open(self.settings.swarm, private=self.settings.private, now_ms=_now_ms())
+        self._is_first_start = not home.key.exists()
         self.identity = Identity.load_or_create(home.key)
         self.store = Store(home.root)
         self.slices = Slices(self.store, home.root)
@@ -221,8 +224,11 @@ class Peer:
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
         await self.api.start(head, views=self._views(), queries={PLAN_PATH: plan_query(self._forecast)})
-        self._report({"event": "started", **self._reach()})
+        self._report({"event": "started", **self._reach(), "first_start": self._is_first_start})
         await self._bootstrap.first()
+        serving = self.settings.serving
+        if serving is not None and serving.is_auto:
+            self.settings = replace(self.settings, serving=await choose_model(serving, self._around()))
         if self.settings.draft_model is not None:  # first: it is small, and may turn out to be the wrong one
             head.guess_with(await self._load_draft_model(self.settings.draft_model), self._warn)
         if self.settings.serving is not None:
@@ -239,8 +245,8 @@ class Peer:
             return None
         return Keeper(self.endpoint, membership.folder, membership.swarm, membership.standing, self._report)
 
-    async def _serve(self, settings: ServingSettings, directory: ModelDirectory) -> None:
-        around = Surroundings(
+    def _around(self) -> Surroundings:
+        return Surroundings(
             home=self.settings.home,
             identity=self.identity,
             endpoint=self.endpoint,
@@ -251,10 +257,14 @@ class Peer:
             tasks=self._tasks,
             report=self._report,
         )
+
+    async def _serve(self, settings: ServingSettings, directory: ModelDirectory) -> None:
+        around = self._around()
         self._serving = await Serving.load(settings, around)
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
-        self._background += [self._tasks.create_task(duty) for duty in self._serving.duties()]
+        duties = duties_of(self._serving, settings, around)
+        self._background += [self._tasks.create_task(duty) for duty in duties]
         await self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
 
     async def _load_draft_model(self, ref: str) -> DraftModel:

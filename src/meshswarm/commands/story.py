@@ -16,12 +16,13 @@ def sentence_of(event: Event) -> str:
     """What `event` means to a person; empty when it means nothing to one."""
     match event["event"]:
         case "started":
-            return f"Peer {event['peer_id']}\nReachable as {event['address']}\n{_swarm(event)}"
+            swarm = _first_start(event) if event.get("first_start") else _swarm(event)
+            return f"Peer {event['peer_id']}\nReachable as {event['address']}\n{swarm}"
         case "port-taken":
             return f"Port {event['port']} for {event['what']} is taken; using a free one instead."
         case "api-key":
             return f"API key, made now and kept in {event['path']}: {event['api_key']}"
-        case "model" | "warning" | "notice":
+        case "model" | "warning" | "notice" | "placed" | "role" | "moving":
             return str(event["message"])
         case "loading":
             return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
@@ -35,6 +36,8 @@ def sentence_of(event: Event) -> str:
             return f"{_serving(event)}\n\n{_endpoint(event)}\n\nCtrl-C stops."
         case "complete":
             return f"All layers of {event['ask']} are served now.\n{_endpoint(event)}"
+        case "moved":
+            return f"{_serving(event)}" if event["done"] else f"Serving the layers {event['layers']} on."
         case "owner":
             return _owner(event)
         case "stopping":
@@ -51,6 +54,21 @@ def _swarm(event: Event) -> str:
     what = "" if event["model_ref"] is None else ": they compute on this machine, and their prompts pass through it"
     private = "among yourselves: `meshswarm swarm new NAME`, --private"
     return f"Swarm '{PUBLIC_SWARM}', open to strangers{what} ({private})"
+
+
+def _first_start(event: Event) -> str:
+    """What a newcomer should know, a line each."""
+    lines = [_swarm(event)]
+    if event["swarm"] == PUBLIC_SWARM:
+        lines = [f"Swarm '{PUBLIC_SWARM}': the default, open to everybody. Another: --swarm NAME"]
+        if event["model_ref"] is not None:
+            lines.append(
+                "Serving strangers: they compute on this machine, and their prompts pass through it. "
+                "Among yourselves: `meshswarm swarm new NAME`, --private"
+            )
+    peers, programs = event["address"].rpartition(":")[2], event["api"].split("://")[1].partition("/")[0]
+    lines.append(f"Ports: UDP {peers} for other peers, to be let in by a firewall; TCP {programs} for your programs")
+    return "\n".join(lines)
 
 
 def _joined(event: Event) -> str:

@@ -118,7 +118,7 @@ class ModelDirectory:
         listings = []
         for card, holders in (await self.cards()).values():
             records = await coverage(card)
-            covered = covered_layers([record.span for record in records], card.n_layers)
+            covered = covered_layers([record.span for record in records if record.loaded], card.n_layers)
             listings.append(
                 ModelListing(
                     id=card.name,

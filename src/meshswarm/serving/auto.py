@@ -38,7 +38,7 @@ async def choose_model(settings: ServingSettings, around: Surroundings, hearsay:
             f"no part of any model known here fits into {in_words(_most(limits))} of memory; the smallest of the "
             f"catalogue takes {in_words(least)} whole, and less in parts, with fewer --sessions or a shorter --ctx"
         )
-    return replace(settings, model=picked.offer.ref, because=picked.because)
+    return replace(settings, model=picked.offer.ref, because=picked.because, is_auto=False)
 
 
 class _Views:
@@ -66,17 +66,22 @@ async def _views(around: Surroundings, demand: Mapping[bytes, float]) -> _Views:
 def _offers(settings: ServingSettings, around: Surroundings, limits: Limits, views: _Views) -> list[Offer]:
     """What could be served here. Blocks."""
     infos = {info.model_id: info for info in around.store.models()}
-    verified = {entry.model_id for entry in CATALOGUE if entry.is_verified}
-    offers = [_stored(settings, around, info, limits, views, info.model_id in verified) for info in infos.values()]
+    offers = [_stored(settings, around, info, limits, views) for info in infos.values()]
     return offers + [_listed(entry, limits, views) for entry in CATALOGUE if entry.model_id not in infos]
 
 
-def _stored(
-    settings: ServingSettings, around: Surroundings, info: ModelInfo, limits: Limits, views: _Views, is_verified: bool
-) -> Offer:
+def _stored(settings: ServingSettings, around: Surroundings, info: ModelInfo, limits: Limits, views: _Views) -> Offer:
     model = memory_model(settings, around, info)
-    n_bytes, view = sum(info.file_lengths), views.of(info.model_id, model.cuts)
-    return Offer(info.id_text, info.name, info.model_id, n_bytes, is_verified, _fit(model, limits), view)
+    entry = next((entry for entry in CATALOGUE if entry.model_id == info.model_id), None)
+    return Offer(
+        ref=info.id_text if entry is None else entry.ref,
+        name=info.name,
+        model_id=info.model_id,
+        n_bytes=sum(info.file_lengths),
+        is_verified=entry is not None and entry.is_verified,
+        fit=_fit(model, limits),
+        view=views.of(info.model_id, model.cuts),
+    )
 
 
 def _fit(model: MemoryModel, limits: Limits) -> Fit:

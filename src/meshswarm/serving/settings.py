@@ -26,8 +26,8 @@ Report = Callable[[Mapping[str, Any]], None]
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
     """What a person chose to serve, and how. None means: the default, or whatever fits. `yields`: the machine's owner
-    comes first. `is_mobile`: it may go over to other layers by itself. `because`: why this model, where the peer chose
-    it, as a clause."""
+    comes first. `is_auto`: the peer chooses the model itself, and `because` says why, as a clause, once it has.
+    `is_mobile`: it may go over to other layers by itself."""
 
     model: str
     span: Span | None = None
@@ -37,6 +37,7 @@ class ServingSettings:
     n_sessions: int = 4
     llama_options: LlamaOptions = DEFAULT_OPTIONS
     yields: bool = False
+    is_auto: bool = False
     is_mobile: bool = False
     because: str = ""
 
