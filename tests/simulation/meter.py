@@ -139,9 +139,11 @@ class Sent:
 
 
 class TrafficMeter:
-    """From its making to `read`."""
+    """From its making to `read`, of peers that lived through all of it and are not in `excluded`: those that measured
+    something else meanwhile."""
 
     def __init__(self, crowd: Crowd) -> None:
+        self.excluded: set[Peer] = set()
         self._crowd = crowd
         self._began_s = crowd.loop.now_s
         crowd.network.settle()
@@ -150,7 +152,8 @@ class TrafficMeter:
     def read(self) -> Sent:
         self._crowd.network.settle()
         seconds = self._crowd.loop.now_s - self._began_s
-        spent = [peer.endpoint.traffic.since(old) for peer, old in self._before.items() if peer.is_up]
+        counted = ((peer, old) for peer, old in self._before.items() if peer.is_up and peer not in self.excluded)
+        spent = [peer.endpoint.traffic.since(old) for peer, old in counted]
         totals = sorted(traffic.total / seconds for traffic in spent)
 
         def mean(part: Callable[[Any], int]) -> float:

@@ -83,7 +83,7 @@ def live(
         await asyncio.sleep(settling_s)
         say("settled")
         traffic = TrafficMeter(crowd)
-        lookups = await _measure_lookups(crowd, n_lookups, virtual_s, liars_all, say)
+        lookups = await _measure_lookups(crowd, n_lookups, virtual_s, liars_all, traffic, say)
         background.cancel()
         return Life(
             n_start=n_peers,
@@ -112,7 +112,7 @@ def corrupt_share(crowd: Crowd, share: float) -> frozenset[Peer]:
 
 
 async def _measure_lookups(
-    crowd: Crowd, n_lookups: int, virtual_s: float, liars: frozenset[Peer], say: Say
+    crowd: Crowd, n_lookups: int, virtual_s: float, liars: frozenset[Peer], traffic: TrafficMeter, say: Say
 ) -> tuple[list[Outcome], list[Outcome]]:
     """`n_lookups` of records and a fifth as many of peers, spread over `virtual_s`, between honest peers that live."""
     rng, loop = crowd.network.rng, crowd.loop
@@ -130,6 +130,7 @@ async def _measure_lookups(
 
     async def one(seeker: Peer, sought: Peer, *, of_record: bool) -> None:
         busy.add(seeker)
+        traffic.excluded.add(seeker)
         try:
             if of_record:
                 assert sought.record is not None
