@@ -132,6 +132,8 @@ class Serving:
             roles=self._roles(served),
             us_per_layer_4=speed.us_per_layer_4,
             us_per_layer_16=speed.us_per_layer_16,
+            read_bytes_per_s=served.engine.paging.read_bytes_per_s,
+            paged_bytes=served.engine.paging.paged_bytes,
         )
 
     def _roles(self, served: Served) -> tuple[str, ...]:
@@ -213,9 +215,8 @@ class Serving:
             new = await self._load_again(span, old.n_ctx)
         except MeshswarmError as error:
             self._around.report({"event": "warning", "message": f"The layers {span} cannot be served here: {error}"})
-            if not beside:
-                self._take(await self._load_again(old.span, old.n_ctx), beside=False)
-            await self._tell(loaded=True, next_span=None)
+            await self._tell(next_span=None)
+            await self.restore()
             return False
         self._take(new, beside=beside)
         self.role, self.role_reason = SERVER, ""
@@ -224,6 +225,12 @@ class Serving:
         if beside:
             self._around.tasks.create_task(self._retire(old))
         return True
+
+    async def restore(self) -> None:
+        """Load again what was given up for layers that could not be loaded. Raises MeshswarmError."""
+        if not self._engines:
+            self._take(await self._load_again(self._served.span, self._served.n_ctx), beside=False)
+            await self._tell(loaded=True)
 
     async def _load_again(self, span: Span, n_ctx: int) -> Served:
         self._around.report(
@@ -240,7 +247,6 @@ class Serving:
 
     async def _give_up(self, old: Served) -> bool:
         """Let the old slice go, once nobody uses it; False when its sessions last too long."""
-        await self._tell()
         if not await self._around.spans.empty(old, SWAP_DRAIN_S):
             self._around.spans.reopen()
             return False

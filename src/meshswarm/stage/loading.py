@@ -19,6 +19,8 @@ from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.engine.kv_layers import session_cells
 from meshswarm.stage.engine.llama import numclass
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.engine.memory import room
+from meshswarm.stage.engine.paging import paging_of
 from meshswarm.stage.engine.threads import KeptThreads, ThreadTimes, candidate_counts, usable_cpus
 from meshswarm.stage.families.proofs import Proofs
 from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
@@ -57,6 +59,7 @@ def load_engine(
     n_cpus = usable_cpus()
     kept = KeptThreads(folder, f"{engine_build()} {numclass(wants.options, offload)}", n_cpus)
     n_threads, counts = _threads(wants, None if anew else kept.get(slice_file.root), n_cpus)
+    free_bytes = room().free
     engine = SpanEngine.load(
         slice_file.path,
         span,
@@ -69,6 +72,7 @@ def load_engine(
         llama_options=wants.options,
         offload=offload,
     )
+    engine.paging = paging_of(slice_file.path, engine.memory, free_bytes)
     if engine.thread_times is not None:
         with contextlib.suppress(ArtifactError):  # then it is measured again at the next start
             kept.put(slice_file.root, engine.thread_times)

@@ -39,6 +39,7 @@ from meshswarm.stage.engine.kv_layers import layer_kvs, session_cells
 from meshswarm.stage.engine.llama import MAX_SLOTS, LlamaSpan, foreseen_memory, numclass
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.engine.memory import EngineMemory, check_room, room
+from meshswarm.stage.engine.paging import ALL_FITS
 from meshswarm.stage.engine.profile import exact_obstacle
 from meshswarm.stage.engine.thread import Answer, CopyOrder, EngineThread, Order, Released, Shared, Submitted, Weighed
 from meshswarm.stage.engine.threads import ThreadTimes, ThreadWatch, time_counts
@@ -180,6 +181,7 @@ class SpanEngine:
         self.n_threads: int
         self.offload: Offload
         self.thread_times: ThreadTimes | None = None
+        self.paging = ALL_FITS
         self.speed: Speed
         self._cancel = llama.tap.cancel
         self._computer = SpanComputer(llama, self._shape, family, n_slots, n_checkpoints=n_checkpoints)
