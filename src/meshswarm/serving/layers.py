@@ -72,8 +72,11 @@ def placed(because: str, info: ModelInfo, span: Span, others: Sequence[CoverageR
     gaps = missing_layers([span, *(record.span for record in others if record.loaded)], info.n_layers)
     n_unheld = sum(map(len, gaps))
     left = f"{n_unheld} of its {info.n_layers} layers have no holder yet" if n_unheld else "every layer has a holder"
-    layers = "all layers" if len(span) == info.n_layers else f"the layers {span}"
-    message = f"Taking {layers} of {info.name}: {because}. With them {left}."
+    if len(span) == info.n_layers:
+        layers = f"all layers of {info.name}"
+    else:
+        layers = f"the layers {span} of {info.name}, which need a holder most of those that fit"
+    message = f"Taking {layers}: {because}. With them {left}."
     return {"event": "placed", "message": message, "model": info.name, "layers": str(span), "unheld": n_unheld}
 
 

@@ -72,6 +72,7 @@ class Mover:
     async def think(self) -> None:
         """One round: stay, or move."""
         try:
+            await self._serving.restore()
             decision = await self._decide(fresh=False)
             if isinstance(decision, Stay):
                 await self._stand_by(decision)
