@@ -34,7 +34,7 @@ from meshswarm.routing.gossip.watch import BEAT_S, OwnWatchers
 EXCHANGE_S = 2.0
 DIGEST_S = 1.9
 SUMMARY_DIGEST_S = 6.0
-WORDS_BYTES = 700  # of what a neighbour lacked, in one message
+WORDS_BYTES = 600  # of what a neighbour lacked, in one message
 SWAP_TIMEOUT_S = 1.5
 DIAL_TIMEOUT_S = 3.0
 CHORES_S = 5.0
@@ -173,6 +173,8 @@ class Gossip:
     @property
     def next_at(self) -> float:
         """When `tick` should be called next."""
+        if self._has_left:
+            return float("inf")
         return min(self._beat_at, self._exchange_at, self._events.next_at, self.vigil.wards.next_at())
 
     def tick(self, now: float) -> None:
@@ -230,19 +232,23 @@ class Gossip:
         keep = {*self.vigil.watchers.chosen, *self.neighbours.routes}
         accepted = not self._has_left and self.neighbours.accept(peer, is_lonely=swap.is_lonely, keep=keep, now=now)
         words = self.vigil.charges(peer)
+        urgent: list[Word] = []
         if accepted:
+            urgent = self._events.lacking(set(swap.events), peer, now)
+            words += urgent[:1]
             words += self._own_report(peer, now)
-            words += self._events.lacking(set(swap.events), peer, now)
             if swap.reports is not None:
                 lacking = self.loads.lacking(swap.reports, swap.interests, peer, now)
-                words += [Word(WordKind.REPORT, signed.wire) for signed in lacking[:3]]
+                words += [Word(WordKind.REPORT, signed.wire) for signed in lacking[:2]]
             if swap.summaries is not None:
                 found = self.summaries.lacking(swap.summaries, now, self._rng)
                 words += [Word(WordKind.SUMMARY, summary.wire) for summary in found[:2]]
         contacts: tuple[Contact, ...] = ()
         if swap.wants_contacts or not accepted:
             contacts = self.neighbours.contacts(2 if accepted else 4, {peer, *self.gone(now)})
-        return messages.encode_swapped(Swapped(accepted, _within(words), contacts))
+        chosen = _within(words)
+        chosen += self._events.paid(urgent[1:], messages.MAX_WORDS - len(chosen), now)
+        return messages.encode_swapped(Swapped(accepted, chosen, contacts))
 
     # -- answers of others
 

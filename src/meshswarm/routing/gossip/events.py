@@ -8,7 +8,7 @@ makes them slower, never the traffic larger.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshswarm.identity import PeerId
@@ -18,9 +18,12 @@ from meshswarm.routing.gossip.neighbours import Neighbours
 KEPT_S = 30.0
 MAX_EVENTS = 512
 BUDGET_PER_S = 500.0  # bytes a second
-BUDGET_BURST = 24_000.0
+BUDGET_BURST = 48_000.0
+RESERVE = BUDGET_BURST / 2  # of the budget, for those who ask: they get only what they lack
+EXTRA_BYTES = 2000  # of urgent words in one answer, beyond its usual size
 MESSAGE_BYTES = 150  # what a message costs beyond its words, with its acknowledgement
 FANOUT = 3  # to how many neighbours at random a word of others is sent on
+FIRST_FANOUT = 8  # and by each of those who say it first
 DELAY_S = 0.05  # words that come together go out together
 
 
@@ -63,14 +66,10 @@ class Events:
         self._errands.append(_Errand(word, tuple(to)))
         self.next_at = min(self.next_at, now + DELAY_S)
 
-    def spread(self, about: PeerId, word: Word, now: float, *, to_all: bool, skip: Collection[PeerId] = ()) -> None:
-        """Keep it for those who ask, and tell some neighbours at once, or all of them."""
+    def spread(self, about: PeerId, word: Word, now: float, *, fanout: int, skip: Collection[PeerId] = ()) -> None:
+        """Keep it for those who ask, and tell some neighbours at once."""
         self.add(about, word, now)
-        skip = {*skip, about}
-        if to_all:
-            self.send(word, [peer for peer in self._neighbours.active if peer not in skip], now)
-        else:
-            self.send(word, [neighbour.peer for neighbour in self._neighbours.sample(FANOUT, skip)], now)
+        self.send(word, [neighbour.peer for neighbour in self._neighbours.sample(fanout, {*skip, about})], now)
 
     def due(self, now: float) -> list[tuple[PeerId, tuple[Word, ...]]]:
         """What goes out now, as far as the budget allows; the rest waits to be asked for."""
@@ -84,7 +83,7 @@ class Events:
         return [
             (peer, tuple(words[-MAX_WORDS:]))
             for peer, words in by_peer.items()
-            if self._pay(MESSAGE_BYTES + sum(len(word.data) for word in words[-MAX_WORDS:]), now)
+            if self._pay(MESSAGE_BYTES + sum(len(word.data) for word in words[-MAX_WORDS:]), now, leaving=RESERVE)
         ]
 
     def tags(self, now: float) -> tuple[int, ...]:
@@ -95,11 +94,23 @@ class Events:
         """What somebody who knows `tags` has not heard of, the newest first."""
         return [event.word for event in self._lately(now) if event.tag not in tags and event.about != asker]
 
-    def _pay(self, n_bytes: int, now: float) -> bool:
+    def paid(self, words: Sequence[Word], n: int, now: float) -> tuple[Word, ...]:
+        """The first of `words` that the budget has room for, `n` at most and not too much for one message: what many
+        events at once may cost beyond the usual."""
+        chosen: list[Word] = []
+        room = EXTRA_BYTES
+        for word in words[: max(0, n)]:
+            room -= len(word.data)
+            if room < 0 or not self._pay(len(word.data), now):
+                break
+            chosen.append(word)
+        return tuple(chosen)
+
+    def _pay(self, n_bytes: int, now: float, *, leaving: float = 0.0) -> bool:
         """Takes that much out of the budget for messages out of turn, if it is there."""
         self._budget = min(BUDGET_BURST, self._budget + max(0.0, now - self._paid_at) * BUDGET_PER_S)
         self._paid_at = now
-        if self._budget < n_bytes:
+        if self._budget < n_bytes + leaving:
             return False
         self._budget -= n_bytes
         return True

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshswarm.identity import PeerId
-from meshswarm.routing.gossip.words import Accusation, Farewell
+from meshswarm.routing.gossip.words import FULL_COUNT, Accusation, Farewell
 
-WAIT_S = {1: 6.0, 2: 2.0}
+WAIT_S = {1: 4.0, 2: 2.0}
 """How long an accusation by one or two watchers waits for a refutation; by more it counts at once."""
-FULL_COUNT = 3
 HEARD_S = 2.0  # how long a sign of life to this very peer outweighs what others say
 REMEMBERED_S = 1800.0  # as long as the longest-lived DHT record of a peer that died
 MAX_REMEMBERED = 8192
@@ -93,6 +92,11 @@ class Standings:
         mark.heard_at, mark.counts_at = now, float("inf")  # whatever was said before: it lives
         self._settle(peer, mark)
         return was_gone and mark.farewell is None
+
+    def is_unreachable(self, peer: PeerId) -> bool:
+        """Whether this peer's own probes of it failed, and it has not spoken since."""
+        mark = self._marks.get(peer)
+        return mark is not None and mark.unreachable
 
     def unreachable(self, peer: PeerId, now: float) -> None:
         """This peer's own probes of it failed."""

@@ -17,6 +17,7 @@ from meshswarm.routing.gossip.messages import MAX_DIGEST, STEP_MS, Digest, tag
 from meshswarm.routing.gossip.summary import Summary
 
 FRESH_S = 150.0
+RENEWED_S = 75.0  # who has not spoken again for this long makes room for others
 MAX_MODELS = 64
 MAX_AUTHORS = 4
 ENOUGH_AUTHORS = 3
@@ -65,7 +66,7 @@ class Summaries:
         known = authors.get(summary.author)
         if known is not None:
             return summary.number > known.summary.number
-        if len(authors) < MAX_AUTHORS or any(now - each.heard_at > FRESH_S for each in authors.values()):
+        if len(authors) < MAX_AUTHORS or any(now - each.heard_at > RENEWED_S for each in authors.values()):
             return True
         return self._rank(summary) < max(each.rank for each in authors.values())
 
@@ -75,7 +76,7 @@ class Summaries:
         tag_of = tag(summary.author.key + summary.model_id)
         authors[summary.author] = _Known(summary, now, tag_of, self._rank(summary))
         if len(authors) > MAX_AUTHORS:
-            worst = max(authors, key=lambda peer: (now - authors[peer].heard_at > FRESH_S, authors[peer].rank))
+            worst = max(authors, key=lambda peer: (now - authors[peer].heard_at > RENEWED_S, authors[peer].rank))
             del authors[worst]
         self._models[summary.model_id] = authors
         if len(self._models) > MAX_MODELS:
@@ -98,7 +99,7 @@ class Summaries:
         found = []
         for authors in self._models.values():
             for known in authors.values():
-                if now - known.heard_at > FRESH_S / 2:
+                if now - known.heard_at > RENEWED_S:
                     continue
                 step = listed.get(known.tag)
                 if step is None and not digest.is_all and rng.random() < 0.75:

@@ -51,8 +51,10 @@ class Surveys:
     ) -> Summary | None:
         """A summary of the model served here, when it is time for one."""
         model_id = own.model_id
-        if model_id is None or not own.n_layers or now < self._due_at.setdefault(model_id, now):
+        if model_id is None or not own.n_layers:
             return None
+        if now < self._due_at.setdefault(model_id, now + SUMMARY_S * self._rng.uniform(0.2, 0.8)):
+            return None  # the first one too waits until something is known
         self._due_at = {model_id: now + SUMMARY_S * self._rng.uniform(0.8, 1.2)}
         n_layers, surveyed = self._surveys.get(model_id, (own.n_layers, {}))
         holdings = {peer: holding for peer, holding in surveyed.items() if peer not in gone}

@@ -11,7 +11,7 @@ from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.routing.gossip import messages
 from meshswarm.routing.gossip.ask import Ask, Asks
-from meshswarm.routing.gossip.events import Events
+from meshswarm.routing.gossip.events import FANOUT, FIRST_FANOUT, Events
 from meshswarm.routing.gossip.hearing import Effect, Hearing
 from meshswarm.routing.gossip.messages import PROBE, PUSH, WATCH, WITNESS, Word, WordKind
 from meshswarm.routing.gossip.neighbours import FAILED_S, Neighbours
@@ -104,7 +104,8 @@ class Vigil:
         for ward in self.wards.unanswered(now):
             accusation = self._standings.accusation(ward.peer)
             if accusation is not None:
-                self._events.spread(ward.peer, Word(WordKind.ACCUSATION, accusation.encode()), now, to_all=True)
+                word = Word(WordKind.ACCUSATION, accusation.encode())
+                self._events.spread(ward.peer, word, now, fanout=FIRST_FANOUT)
 
     def forget(self, now: float) -> None:
         self.wards.forget(now)
@@ -130,7 +131,8 @@ class Vigil:
             if peer in self._neighbours.active:
                 self._asks.add(peer, WATCH, payload, WATCH_TIMEOUT_S, now)
         if charge is not None:
-            self._events.spread(self._own, Word(WordKind.APPOINTMENT, appointment.wire), now, to_all=True)
+            word = Word(WordKind.APPOINTMENT, appointment.wire)
+            self._events.spread(self._own, word, now, fanout=len(self._neighbours.active))
 
     def declined(self, peer: PeerId, now: float) -> None:
         """It will not watch this peer."""
@@ -169,7 +171,7 @@ class Vigil:
         if effect is None:
             return
         if effect.about == self._own:
-            self._heard_of_itself(effect, now)
+            self._heard_of_itself(effect, sender, now)
         else:
             self._act(effect, (sender,), now)
 
@@ -221,10 +223,13 @@ class Vigil:
         peer, accusation = effect.about, effect.accusation
         is_watcher = accusation is not None and self._own in accusation.appointment.watchers
         if effect.spreads:
-            self._events.spread(peer, effect.word, now, to_all=is_watcher, skip=skip)
+            fanout = FIRST_FANOUT if is_watcher else FANOUT
+            self._events.spread(peer, effect.word, now, fanout=fanout, skip=skip)
         elif accusation is not None and not is_watcher:
             self._events.add(peer, effect.word, now)
         if accusation is None:
+            if effect.spreads and self._standings.is_unreachable(peer) and effect.word.kind is WordKind.APPOINTMENT:
+                self._probe(peer, now)  # it lives: can it be reached again?
             return
         ward = self.wards.get(peer)
         if ward is not None and effect.spreads:
@@ -235,10 +240,17 @@ class Vigil:
         elif ward is not None and not is_full(accusation) and self.wards.probe(peer):
             self._probe(peer, now)
 
-    def _heard_of_itself(self, effect: Effect, now: float) -> None:
-        """Somebody accuses this living peer, or knows a word of it that it has forgotten."""
+    def _heard_of_itself(self, effect: Effect, sender: PeerId, now: float) -> None:
+        """Somebody accuses this living peer, or knows a word of it that it has forgotten. An accusation that a newer
+        appointment has answered already comes from where nobody knows of that, as after a rift."""
         if self._words.exceed(effect.own_number, now):
             self._must_appoint = True
         appointment = self._words.appointment
-        if effect.accusation is not None and appointment is not None and effect.own_number >= appointment.number:
+        if effect.accusation is None or appointment is None:
+            return
+        if effect.own_number >= appointment.number:
             self._charge = effect.accusation
+        else:
+            word = Word(WordKind.APPOINTMENT, appointment.wire)
+            self._events.add(self._own, word, now)
+            self._events.send(word, (sender,), now)

@@ -20,9 +20,9 @@ from meshswarm.routing.gossip.words import MAX_WATCHERS, Appointment
 BEAT_S = 1.0
 SLACK_S = 1.0  # how late a beat may come: a lost packet, a slow moment
 HEARD_LATELY_S = 1.5
-FLOOD_ALONE_S = 1.5  # how long a statement waits for others before it goes out without them
+FLOOD_ALONE_S = 1.0  # how long a statement waits for others before it goes out without them
 SILENT_KEPT_S = 60.0
-MAX_WARDS = 32
+MAX_WARDS = 12
 RENEW_S = 2.0  # the shortest time between two appointments when nothing is wrong with the first
 DISTRUSTED_S = 600.0
 

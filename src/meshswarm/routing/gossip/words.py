@@ -17,6 +17,8 @@ from meshswarm.identity import KEY_BYTES, Identity, PeerId
 from meshswarm.routing.gossip.sealed import SIGNATURE_BYTES, seal, unseal
 
 MAX_WATCHERS = 5
+FULL_COUNT = 3
+"""By so many watchers an accusation counts at once."""
 MAX_APPOINTMENT_BYTES = 384
 MAX_FAREWELL_BYTES = 192
 MAX_ACCUSATION_BYTES = 768
@@ -85,7 +87,8 @@ class Accusation:
         return tuple(self.appointment.watchers[place] for place in sorted(self.statements))
 
     def encode(self) -> bytes:
-        said = [[place, self.statements[place]] for place in sorted(self.statements)]
+        """As many statements travel as are needed for it to count at once."""
+        said = [[place, self.statements[place]] for place in sorted(self.statements)[:FULL_COUNT]]
         return wire.pack([self.appointment.wire, said])
 
     @classmethod

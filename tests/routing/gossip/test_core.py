@@ -1,0 +1,432 @@
+"""Whole swarms of cores on a virtual clock: deaths, stalls, liars, rifts, and what it all costs.
+
+`MESHSWARM_SEED=N pytest tests/routing/gossip` replays a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from tests.routing.gossip.virtual import MODEL, SCOPE, START_MS, Node, World
+
+from meshswarm.dht.wire import WireError
+from meshswarm.identity import Identity, PeerId
+from meshswarm.routing.gossip import messages
+from meshswarm.routing.gossip.messages import PUSH, SWAP, WATCH, WITNESS, Word, WordKind
+from meshswarm.routing.gossip.neighbours import MAX_NEIGHBOURS
+from meshswarm.routing.gossip.report import LoadReport, SignedReport
+from meshswarm.routing.gossip.words import Accusation, Appointment, Farewell
+from meshswarm.span import Span
+
+MakeWorld = Callable[..., World]
+
+
+def gone_times(world: World, dead: PeerId, seconds: float) -> dict[PeerId, float]:
+    """When each other peer began to think that it is gone, in seconds from now."""
+    began, seen = world.now, {}
+
+    def look() -> bool:
+        for node in world.up():
+            if node.peer not in seen and node.peer != dead and dead in node.core.gone(world.now):
+                seen[node.peer] = world.now - began
+        return len(seen) == len(world.up()) - (dead in {node.peer for node in world.up()})
+
+    while world.now < began + seconds and not look():
+        world.run(0.2)
+    return seen
+
+
+def neighbours_of(world: World, node: Node) -> list[Node]:
+    return [each for each in world.up() if node.peer in each.core.neighbours.active]
+
+
+def watchers_of(world: World, node: Node) -> list[Node]:
+    return [world.nodes[peer] for peer in node.core.vigil.watchers.chosen]
+
+
+def push(world: World, sender: Node, to: Iterable[Node], *words: Word) -> None:
+    """A peer says what it likes to others, who answer for themselves."""
+    for node in to:
+        node.core.answer(PUSH, sender.peer, messages.encode_push(words), world.now)
+        world._carry(node)
+
+
+def accusation(world: World, about: Node, by: Iterable[Node]) -> Accusation:
+    appointment = about.core.words.appointment
+    assert appointment is not None
+    states = [Accusation.state(node.identity, appointment) for node in by]
+    merged = states[0]
+    for each in states[1:]:
+        merged = merged.merged(each)
+    return merged
+
+
+# -- swarms of every size
+
+
+def test_alone_it_says_nothing_and_misses_nobody(make_world: MakeWorld) -> None:
+    world = make_world()
+    alone = world.add(1)
+    world.run(60)
+    assert alone.sent == 0 and not alone.core.gone(world.now) and alone.core.coverage(MODEL, world.now) == []
+
+
+def test_two_peers_watch_each_other(make_world: MakeWorld) -> None:
+    world = make_world()
+    one, other = world.swarm(2)
+    world.run(5)
+    assert one.core.vigil.watchers.chosen == (other.peer,) and other.core.vigil.watchers.chosen == (one.peer,)
+    assert one.core.reports(world.now).keys() == {other.peer}
+    world.kill(other)
+    assert gone_times(world, other.peer, 10)[one.peer] <= 5.0
+
+
+def test_a_dead_peer_is_gone_within_5_s_nearby_and_15_s_everywhere(make_world: MakeWorld) -> None:
+    world = make_world(loss=0.02)
+    nodes = world.swarm(150)
+    world.run(12)
+    assert not any(node.core.gone(world.now) for node in nodes), world.seed
+    for dead in world.rng.sample(nodes, 2):
+        near = [node.peer for node in neighbours_of(world, dead)]
+        world.kill(dead)
+        seen = gone_times(world, dead.peer, 15)
+        assert len(seen) == len(world.up()), (world.seed, len(seen))
+        assert max(seen[peer] for peer in near) <= 5.0, world.seed
+
+
+def test_when_a_third_dies_at_once_everybody_learns_of_all_that_have_watchers_left(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(80)
+    world.run(15)
+    dead = world.rng.sample(nodes, 24)
+    n_left = {node.peer: sum(each not in dead for each in watchers_of(world, node)) for node in dead}
+    for node in dead:
+        world.kill(node)
+    for after_s, least in ((15, 2), (7, 1)):
+        world.run(after_s)
+        due = {peer for peer, left in n_left.items() if left >= least}
+        assert all(due <= node.core.gone(world.now) for node in world.up()), (world.seed, after_s)
+    assert not any({node.peer for node in world.up()} & node.core.gone(world.now) for node in world.up()), world.seed
+
+
+def test_neighbours_are_bounded_and_the_swarm_is_one(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = [world.add(number) for number in range(1, 61)]
+    for node in nodes[1:]:
+        world.introduce(node, nodes[:1])  # all know one peer only, as after a start from one address
+    world.run(60)
+    assert max(len(node.core.neighbours.active) for node in nodes) <= MAX_NEIGHBOURS
+    reached, edge = {nodes[0].peer}, [nodes[0]]
+    while edge:
+        edge = [world.nodes[peer] for node in edge for peer in node.core.neighbours.active if peer not in reached]
+        reached |= {node.peer for node in edge}
+    assert len(reached) == len(nodes), world.seed
+    assert min(len(node.core.vigil.watchers.chosen) for node in nodes) >= 3, world.seed
+
+
+# -- stalls
+
+
+@pytest.mark.parametrize("stall_s", [2.0, 2.5])
+def test_a_stall_of_two_seconds_is_no_death(make_world: MakeWorld, stall_s: float) -> None:
+    world = make_world()
+    nodes = world.swarm(40)
+    world.run(12)
+    for stalled in world.rng.sample(nodes, 10):
+        world.stall(stalled, stall_s)
+        assert len(gone_times(world, stalled.peer, 6)) < 20, "not by most, not for a moment"
+        world.run(2)
+        assert not world.who_thinks_gone(stalled.peer), world.seed
+        assert not stalled.core.gone(world.now), "who was held up himself accuses nobody"
+
+
+def test_who_was_thought_dead_comes_back_at_once(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(40)
+    world.run(12)
+    asleep = nodes[7]
+    world.stall(asleep, 30.0)
+    world.run(20)
+    assert len(world.who_thinks_gone(asleep.peer)) == 39
+    world.run(16)
+    assert not world.who_thinks_gone(asleep.peer), world.seed
+    assert not asleep.core.gone(world.now)
+
+
+# -- liars
+
+
+def test_a_strangers_accusation_is_worthless_and_ends_his_neighbourship(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(20)
+    world.run(10)
+    liar, victim = nodes[0], nodes[1]
+    forged = Appointment.sign(liar.identity, SCOPE, 2**50, (nodes[2].peer,))
+    honest = victim.core.words.appointment
+    assert honest is not None
+    places = {place: liar.identity.sign("silence", honest.wire) for place in range(len(honest.watchers))}
+    for lie in (Accusation(honest, places), Accusation(replace(forged, peer=victim.peer), {0: bytes(64)})):
+        for node in nodes[2:]:
+            with pytest.raises(WireError):
+                push(world, liar, [node], Word(WordKind.ACCUSATION, lie.encode()))
+            assert liar.peer not in node.core.neighbours.active
+    world.run(10)
+    assert not world.who_thinks_gone(victim.peer)
+
+
+@pytest.mark.parametrize("n_liars", [1, 2])
+def test_lying_watchers_cannot_remove_a_live_peer(make_world: MakeWorld, n_liars: int) -> None:
+    world = make_world()
+    nodes = world.swarm(30)
+    world.run(12)
+    victim = nodes[5]
+    liars = watchers_of(world, victim)[:n_liars]
+    lie = accusation(world, victim, liars)
+    push(world, liars[0], [node for node in nodes if node is not victim], Word(WordKind.ACCUSATION, lie.encode()))
+    assert not gone_times(world, victim.peer, 10), world.seed
+    assert not {liar.peer for liar in liars} & set(victim.core.vigil.watchers.chosen), "they watch it no longer"
+
+
+def test_a_conspiracy_of_watchers_lasts_two_seconds(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(30)
+    world.run(12)
+    victim = nodes[5]
+    liars = watchers_of(world, victim)[:3]
+    lie = accusation(world, victim, liars)
+    others = [node for node in nodes if node is not victim]
+    push(world, liars[0], others, Word(WordKind.ACCUSATION, lie.encode()))
+    world.run(2)
+    assert not world.who_thinks_gone(victim.peer), world.seed
+    push(world, liars[0], others, Word(WordKind.ACCUSATION, lie.encode()))
+    assert not world.who_thinks_gone(victim.peer), "the same lie works once"
+
+
+def test_nobody_says_farewell_for_another(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(5)
+    world.run(5)
+    forged = replace(Farewell.sign(nodes[0].identity, SCOPE, 2**50), peer=nodes[1].peer)
+    data = forged.wire.replace(nodes[0].peer.key, nodes[1].peer.key)
+    with pytest.raises(WireError):
+        push(world, nodes[0], [nodes[2]], Word(WordKind.FAREWELL, data))
+    assert not world.who_thinks_gone(nodes[1].peer)
+
+
+def test_words_of_another_swarm_mean_nothing_here(make_world: MakeWorld) -> None:
+    world = make_world()
+    one, other = world.swarm(2)
+    world.run(5)
+    foreign = SignedReport.sign(other.identity, bytes(16), LoadReport(other.peer, seq=2**50))
+    for word in (
+        Word(WordKind.REPORT, foreign.wire),
+        Word(WordKind.FAREWELL, Farewell.sign(other.identity, bytes(16), 2**50).wire),
+        Word(WordKind.APPOINTMENT, Appointment.sign(other.identity, bytes(16), 2**50, (one.peer,)).wire),
+    ):
+        with pytest.raises(WireError):
+            push(world, other, [one], word)
+    assert one.core.loads.number(other.peer) < 2**50 and not one.core.gone(world.now)
+
+
+def test_replayed_reports_change_nothing(make_world: MakeWorld) -> None:
+    world = make_world()
+    one, other = world.swarm(2)
+    world.serve(other, queue_s=3.0)
+    world.run(5)
+    old = one.core.loads.get(other.peer)
+    assert old is not None
+    world.serve(other, queue_s=0.0)
+    world.run(5)
+    push(world, other, [one], Word(WordKind.REPORT, old.wire))
+    assert one.core.reports(world.now)[other.peer].queue_s == 0.0
+
+
+def test_watching_is_asked_for_by_the_peer_itself(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(4)
+    world.run(10)
+    appointment = nodes[1].core.words.appointment
+    assert appointment is not None
+    stolen = messages.encode_watch(appointment.wire, ())
+    with pytest.raises(WireError):
+        nodes[2].core.answer(WATCH, nodes[3].peer, stolen, world.now)
+    stranger = Identity.from_seed(b"s" * 32).peer_id
+    asked = nodes[2].core.answer(WITNESS, stranger, messages.encode_witness(nodes[1].peer, 1), world.now)
+    assert messages.decode_heard(asked) is None and not nodes[2].core.has_asks
+
+
+def test_any_bytes_are_answered_or_refused(make_world: MakeWorld) -> None:
+    world = make_world()
+    one, other = world.swarm(2)
+    world.run(3)
+    for kind in (*messages.KINDS, "gossip/none"):
+        for _ in range(200):
+            data = world.rng.randbytes(world.rng.randrange(80))
+            try:
+                one.core.answer(kind, other.peer, data, world.now)
+            except WireError:
+                continue
+    world.run(30)
+    assert not one.core.gone(world.now)
+
+
+# -- leaving
+
+
+def test_a_leaving_peer_says_so_and_is_gone_at_once(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(60)
+    world.run(15)
+    leaving = nodes[9]
+    near = [node.peer for node in neighbours_of(world, leaving)]
+    world.serve(leaving, draining=True)
+    world.run(1)
+    drained = [node for node in neighbours_of(world, leaving) if leaving.peer in node.core.draining(world.now)]
+    assert len(drained) == len(near), world.seed
+    world.leave(leaving)
+    seen = gone_times(world, leaving.peer, 5)
+    assert len(seen) == 59 and max(seen[peer] for peer in near) <= 0.2, world.seed
+    assert all(leaving.peer not in node.core.reports(world.now) for node in world.up())
+
+
+# -- rifts, clocks, restarts
+
+
+def test_a_rift_heals(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(20)
+    world.run(15)
+    west = {node.peer for node in nodes[:10]}
+    world.parted = lambda one, other: (one.peer in west) != (other.peer in west)
+    world.run(20)
+    assert all(len(node.core.gone(world.now)) == 10 for node in nodes), world.seed
+    world.parted = lambda one, other: False
+    world.run(60)
+    assert not any(node.core.gone(world.now) for node in nodes), world.seed
+
+
+@pytest.mark.parametrize("skew_ms", [-5 * 3600_000, 5 * 3600_000])
+def test_clocks_that_are_hours_off_change_nothing(make_world: MakeWorld, skew_ms: int) -> None:
+    world = make_world()
+    nodes = world.swarm(10)
+    late = world.add(99, started_ms=START_MS + skew_ms)
+    world.introduce(late, nodes)
+    world.serve(late, queue_s=2.0)
+    world.run(20)
+    near = [node.peer for node in neighbours_of(world, late)]
+    assert near and all(world.nodes[peer].core.reports(world.now)[late.peer].queue_s == 2.0 for peer in near)
+    assert not world.who_thinks_gone(late.peer)
+    world.kill(late)
+    seen = gone_times(world, late.peer, 15)
+    assert len(seen) == 10 and max(seen[peer] for peer in near) <= 5.0
+
+
+def test_a_peer_that_starts_again_with_its_clock_set_back_is_heard(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(10)
+    world.run(10)
+    first = nodes[0]
+    for how in (world.kill, world.leave):
+        how(first)
+        world.run(10)
+        assert len(world.who_thinks_gone(first.peer)) == 9
+        first = world.add(1, started_ms=START_MS - 3600_000)
+        world.introduce(first, nodes[1:])
+        world.serve(first, queue_s=7.0)
+        world.run(25)
+        assert not world.who_thinks_gone(first.peer), world.seed
+        heard = [node.core.reports(world.now).get(first.peer) for node in neighbours_of(world, first)]
+        assert heard and all(report is not None and report.queue_s == 7.0 for report in heard), world.seed
+
+
+# -- load, coverage, demand
+
+
+def test_reports_of_a_model_reach_those_who_serve_or_ask_for_it(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(40)
+    servers, head = nodes[:12], nodes[30]
+    for place, node in enumerate(servers):
+        world.serve(node, f"{place % 3 * 10}:{place % 3 * 10 + 10}")
+        world.introduce(node, servers[:place], is_kin=True)
+    head.core.asked(MODEL, world.now)
+    world.introduce(head, servers, is_kin=True)
+    world.run(40)
+    for node in (*servers, head):
+        known = {peer for peer, report in node.core.reports(world.now).items() if report.model_id == MODEL}
+        assert known >= {each.peer for each in servers} - {node.peer}, world.seed
+    world.serve(servers[0], "0:10", free_kv_tokens=0, queue_s=9.0)
+    began = world.now
+    world.run(20, until=lambda: head.core.reports(world.now)[servers[0].peer].free_kv_tokens == 0)
+    assert world.now - began <= 10.0, world.seed
+
+
+def test_summaries_and_demand_reach_everybody_by_a_few_authors(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(45)
+    servers = nodes[:20]
+    for place, node in enumerate(servers):
+        world.serve(node, "0:10" if place % 5 else "10:30", us_per_layer=1000)
+        world.introduce(node, servers[:place], is_kin=True)
+    for node in servers[:2]:
+        for _ in range(60):
+            node.core.asked(MODEL, world.now)
+    world.run(110)
+    for node in nodes:
+        told = node.core.coverage(MODEL, world.now)
+        assert 1 <= len(told) <= 4, world.seed
+        best = told[0]  # of whoever knows most
+        assert best.n_layers == 30 and best.n_peers >= 15, world.seed
+        assert best.weakest_layer >= 10 and 50.0 <= best.tokens_per_s <= 200.0, world.seed
+        assert node.core.demand(world.now)[MODEL] > 0.1, world.seed
+    lately = START_MS + (world.now - 40) * 1000
+    told = [summary for node in nodes for summary in node.core.coverage(MODEL, world.now)]
+    authors = {summary.author for summary in told if summary.number >= lately}
+    assert 1 <= len(authors) <= 8, (world.seed, len(authors))
+
+
+def test_a_peer_sends_well_under_2_kb_a_second(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(80)
+    servers = nodes[:30]
+    for place, node in enumerate(servers):
+        world.serve(node, f"{place % 3 * 10}:{place % 3 * 10 + 10}")
+        world.introduce(node, world.rng.sample(servers, 10), is_kin=True)
+    world.run(30)
+    for node in nodes:
+        node.sent = 0
+    world.run(20)
+    rates = sorted(node.sent / 20 for node in nodes)
+    assert sum(rates) / len(rates) < 1300 and rates[-1] < 2500, (world.seed, rates[-5:])
+
+
+def test_a_flood_of_lies_is_not_passed_on(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(30)
+    world.run(20)
+    liar = nodes[0]
+    for node in nodes:
+        node.sent = 0
+    for number in range(400):  # reports of peers that are none, each well signed
+        ghost = Identity.from_seed((10_000 + number).to_bytes(32))
+        report = LoadReport(ghost.peer_id, seq=1, model_id=bytes(32), span=Span(0, 1), n_layers=1)
+        push(world, liar, nodes[1:2], Word(WordKind.REPORT, SignedReport.sign(ghost, SCOPE, report).wire))
+    world.run(20)
+    assert max(node.sent / 20 for node in nodes) < 3000, world.seed
+    assert all(len(node.core.reports(world.now)) < 30 for node in nodes), world.seed
+
+
+def test_swaps_of_strangers_are_answered_within_their_limits(make_world: MakeWorld) -> None:
+    world = make_world()
+    nodes = world.swarm(40)
+    for node in nodes:
+        world.serve(node)
+    world.run(20)
+    asked = messages.encode_swap(messages.Swap(wants_contacts=True))
+    for number in range(50):
+        stranger = Identity.from_seed((20_000 + number).to_bytes(32)).peer_id
+        reply = nodes[0].core.answer(SWAP, stranger, asked, world.now)
+        assert len(reply) < 1500
+    assert len(nodes[0].core.neighbours.active) <= MAX_NEIGHBOURS
