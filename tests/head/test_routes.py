@@ -377,9 +377,9 @@ async def test_a_peer_that_is_slower_than_it_says_is_left_after_its_first_sessio
     scene: Scene, end: Callable[[RouteSession], None]
 ) -> None:
     liar, honest = await scene.holder(), await scene.holder()
-    liar.step_s = 0.040
+    liar.step_s = 0.060
     await liar.say(Span(0, 4), 1)
-    await honest.say(Span(0, 4), 3000)
+    await honest.say(Span(0, 4), 5000)
     records = await scene.routes.coverage(CARD)
     session = await scene.routes.open(NEEDS, records)
     assert session.core.hops[0].peer == liar.endpoint.peer_id
@@ -391,9 +391,9 @@ async def test_a_peer_that_is_slower_than_it_says_is_left_after_its_first_sessio
 
 async def test_while_a_session_still_runs_others_learn_from_it(scene: Scene) -> None:
     liar, honest = await scene.holder(), await scene.holder()
-    liar.step_s = 0.020
+    liar.step_s = 0.040
     await liar.say(Span(0, 4), 1)
-    await honest.say(Span(0, 4), 2000)
+    await honest.say(Span(0, 4), 5000)
     session = await scene.routes.open(NEEDS, await scene.routes.coverage(CARD))
     await asyncio.wait_for(Rounds(session, 17).done.wait(), 10)
     assert await scene.hops() == [honest.endpoint]
@@ -403,16 +403,16 @@ async def test_while_a_session_still_runs_others_learn_from_it(scene: Scene) -> 
 async def test_who_is_leaving_is_gone_round_and_who_is_busy_is_priced_by_it(scene: Scene) -> None:
     first, second = await scene.holder(), await scene.holder()
     await first.say(Span(0, 4), 10)
-    await second.say(Span(0, 4), 1000)
+    await second.say(Span(0, 4), 50_000)
     peer = first.endpoint.peer_id
     assert await scene.hops() == [first.endpoint]
     scene.told.leaving.add(peer)
     assert await scene.hops() == [second.endpoint]
     scene.told.leaving.clear()
     said = LoadReport(peer, model_id=CARD.model_id, span=Span(0, 4), n_layers=4, free_kv_tokens=1024)
-    scene.told.reports[peer] = replace(said, queue_s=0.5)
+    scene.told.reports[peer] = replace(said, queue_s=2.0)
     assert await scene.hops() == [second.endpoint]
-    scene.told.reports[peer] = replace(said, us_per_layer=50_000)
+    scene.told.reports[peer] = replace(said, us_per_layer=500_000)
     assert await scene.hops() == [second.endpoint]
     scene.told.reports[peer] = replace(said, free_kv_tokens=0)
     assert await scene.hops() == [second.endpoint]

@@ -20,7 +20,7 @@ from meshswarm.routing.cost import DEFAULT_RTT_S, HOP_S, LOCAL_HOP_S, Basis
 from meshswarm.routing.left_out import LeftOut
 from meshswarm.routing.measured import MeasuredSpeed
 from meshswarm.routing.own_speeds import OwnSpeed, OwnSpeeds
-from meshswarm.routing.planner import Situation
+from meshswarm.routing.planner import Planning, Situation
 from meshswarm.routing.preview import Knowledge, Preview, Question, age_words, preview
 from meshswarm.routing.preview_json import as_json
 from meshswarm.routing.probing import MAX_PROBES, worth_probing
@@ -239,12 +239,16 @@ def test_what_bench_measured_is_kept_for_plans_and_a_damaged_file_is_nothing(tmp
 # -- strangers
 
 
+def asked(offered: list[CoverageRecord], now: Situation, n_tokens: int) -> list[PeerId]:
+    return worth_probing(Planning.of(30, offered, now), offered, now, n_tokens)
+
+
 def test_only_strangers_that_could_be_chosen_are_asked() -> None:
     offered = [record(1, "0:30", us=1000), record(2, "0:30", us=100), record(3, "0:30", us=2000)]
     now = Situation(HEAD, lambda _head, other: 0.001 if other == peer(1) else None)
-    assert worth_probing(30, offered, now, 100) == [peer(2)], "the third could not be better at any distance"
-    assert worth_probing(30, offered, now, 5) == [], "nor is it worth it for so short an answer"
-    assert worth_probing(30, offered, replace(now, rtt_s=near), 100) == []
+    assert asked(offered, now, 100) == [peer(2)], "the third could not be better at any distance"
+    assert asked(offered, now, 5) == [], "nor is it worth it for so short an answer"
+    assert asked(offered, replace(now, rtt_s=near), 100) == []
 
 
 @settings(max_examples=100, deadline=None)
@@ -253,6 +257,6 @@ def test_never_more_are_asked_than_is_allowed_and_never_one_that_is_known(speeds
     offered = [record(number, "0:30", us=us) for number, us in enumerate(speeds, 1)]
     measured = {peer(number) for number in range(1, len(speeds) + 1, 3)}
     now = Situation(HEAD, lambda _head, other: 0.01 if other in measured else None)
-    asked = worth_probing(30, offered, now, n_tokens)
-    assert len(asked) <= MAX_PROBES and len(set(asked)) == len(asked)
-    assert measured.isdisjoint(asked)
+    strangers = asked(offered, now, n_tokens)
+    assert len(strangers) <= MAX_PROBES and len(set(strangers)) == len(strangers)
+    assert measured.isdisjoint(strangers)

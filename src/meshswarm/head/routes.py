@@ -16,7 +16,6 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.config import Address
@@ -50,13 +49,11 @@ from meshswarm.stage.families.table import FAMILIES
 from meshswarm.stage.proving.wire_proofs import F32_WIRE, Wire
 from meshswarm.stage.sessions.messages import SESSION_ID_BYTES
 
-_T = TypeVar("_T")
-
 ROUTE_ATTEMPTS = 8
 MAX_LINKS = 256  # routes whose links are remembered
 ALTERNATIVES = 4  # routes planned at once
 PROBE_TIMEOUT_S = 2.0
-PROBE_ROUNDS = 3
+MAX_ASKED = 16  # strangers, for one request
 MAX_RTTS = 4096  # peers whose measured distance is remembered when they are not connected any more
 USUAL_ANSWER = 128  # tokens an answer is taken to have when nobody says
 MANY = 64  # records that are planned over in a thread
@@ -287,25 +284,22 @@ class Routes:
         self, needs: Needs, records: Sequence[CoverageRecord], avoid: frozenset[PeerId], n_ctx: int, kv_tokens: int
     ) -> list[Route]:
         n_layers, model_id = needs.card.n_layers, needs.card.model_id
-
-        def situation() -> Situation:
-            return self.situation(model_id, records, avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
-
+        n_tokens = needs.max_tokens or USUAL_ANSWER
         asked: set[PeerId] = set()
-        for _ in range(PROBE_ROUNDS):
-            strangers = await _computed(
-                records,
-                lambda now: worth_probing(n_layers, records, now, needs.max_tokens or USUAL_ANSWER),
-                situation(),
-            )
+        while True:
+            now = self.situation(model_id, records, avoid, n_ctx=n_ctx, kv_tokens=kv_tokens)
+
+            def plan(now: Situation = now) -> tuple[Planning, list[PeerId]]:
+                planning = Planning.of(n_layers, records, now, ALTERNATIVES)
+                return planning, worth_probing(planning, records, now, n_tokens)
+
+            planning, strangers = await asyncio.to_thread(plan) if len(records) > MANY else plan()
             unasked = [peer for peer in strangers if peer not in asked]
-            if not unasked:
-                break
+            if not unasked or len(asked) >= MAX_ASKED:
+                return planning.routes
             asked.update(unasked)
             await self.survey(records, unasked)
             avoid |= (asked & self._dht.unreachable()) - {self._endpoint.peer_id}
-        planning = await _computed(records, lambda now: Planning.of(n_layers, records, now, ALTERNATIVES), situation())
-        return planning.routes
 
     def _session(
         self, needs: Needs, route: Route, records: Sequence[CoverageRecord], *, max_wait_s: float = 0.0
@@ -382,8 +376,3 @@ class Routes:
         if len(self._links) > MAX_LINKS:
             del self._links[next(iter(self._links))]
         return link
-
-
-async def _computed(records: Sequence[CoverageRecord], compute: Callable[[Situation], _T], situation: Situation) -> _T:
-    """What `compute` makes of the situation: in a thread where there are many records."""
-    return await asyncio.to_thread(compute, situation) if len(records) > MANY else compute(situation)

@@ -23,19 +23,19 @@ PROBE_S = 3 * DEFAULT_RTT_S
 
 
 def worth_probing(
-    n_layers: int, records: Sequence[CoverageRecord], situation: Situation, n_tokens: int
+    planning: Planning, records: Sequence[CoverageRecord], situation: Situation, n_tokens: int
 ) -> list[PeerId]:
-    """The peers to measure before an answer of `n_tokens` goes through the best route known. Raises MissingLayersError
-    where there is none."""
+    """The peers to measure before an answer of `n_tokens` goes through the best route of `planning`, which was made of
+    these records in this situation."""
     unknown = unmeasured(records, situation.head, situation.rtt_s)
     if not unknown:
         return []
-    best_s = Planning.of(n_layers, records, situation, 1).routes[0].predicted_tpot_s
+    best_s = planning.routes[0].predicted_tpot_s
 
     def hoped(head: PeerId, peer: PeerId) -> float | None:
         return 0.0 if peer in unknown else situation.rtt_s(head, peer)
 
-    hopeful = Planning.of(n_layers, records, replace(situation, rtt_s=hoped))
+    hopeful = Planning.of(planning.n_layers, records, replace(situation, rtt_s=hoped))
     chosen: dict[PeerId, None] = {}
     for route in hopeful.routes:
         if (best_s - route.predicted_tpot_s) * n_tokens > PROBE_S:
