@@ -19,6 +19,7 @@ from meshswarm.span import Span
 from meshswarm.stage.engine.benchmark import Speed
 from meshswarm.stage.engine.devices import ON_CPU
 from meshswarm.stage.engine.memory import EngineMemory
+from meshswarm.stage.engine.paging import ALL_FITS
 from meshswarm.stage.owner_first import Reading
 from meshswarm.stage.sessions.terms import Served
 from meshswarm.tasks import Tasks
@@ -44,7 +45,7 @@ class Peer:
         monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=self._second))
         engine: Any = SimpleNamespace(
             numclass="cpu-1", speed=Speed(300, 600, 2000, 90), offload=ON_CPU, n_threads=1, n_threads_now=1,
-            set_share=self.shares.append, memory=EngineMemory(10, 20, 30, mapped_bytes=10),
+            set_share=self.shares.append, memory=EngineMemory(10, 20, 30, mapped_bytes=10), paging=ALL_FITS,
         )  # fmt: skip
         spans: Any = SimpleNamespace(
             serve=lambda served, beside=False: None,
