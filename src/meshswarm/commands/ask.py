@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from meshswarm.config import DEFAULT_MODEL, Address, Home
 from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.errors import ConfigError
 from meshswarm.identity import PeerId
+from meshswarm.membership.swarms import Swarms
 from meshswarm.peer import Peer, PeerSettings
 from meshswarm.serving import ServingSettings
 
@@ -47,7 +49,10 @@ def ask(question: Question, *, as_json: bool) -> None:
 
 
 async def _ask_own_peer(question: Question, as_json: bool) -> None:
-    """A peer for one question. Alone it serves the default model itself; with peers to join it only asks."""
+    """A peer for one question. Alone it serves the default model itself; with peers to join, that were named here or in
+    the invite to a private swarm, it only asks."""
+    membership = Swarms(question.home).open(question.swarm, private=question.private, now_ms=int(time.time() * 1000))
+    only_asks = bool(question.join or membership.invited)
     ready = asyncio.Event()
     unreached: list[Mapping[str, Any]] = []
     n_reached = 0
@@ -68,13 +73,13 @@ async def _ask_own_peer(question: Question, as_json: bool) -> None:
         home=question.home,
         swarm=question.swarm,
         private=question.private,
-        listen=Address("0.0.0.0" if question.join else "127.0.0.1", 0),
+        listen=Address("0.0.0.0" if only_asks else "127.0.0.1", 0),
         api=Address("127.0.0.1", 0),
         join=question.join,
-        serving=None if question.join else ServingSettings(question.model or DEFAULT_MODEL, n_sessions=1),
+        serving=None if only_asks else ServingSettings(question.model or DEFAULT_MODEL, n_sessions=1),
         discovery=DiscoverySettings(lan=Use.NO, rendezvous=Use.NO),
     )
-    body = question.body if question.join else {**question.body, "model": None}
+    body = question.body if only_asks else {**question.body, "model": None}
     peer = Peer(settings, report)
     living = asyncio.create_task(peer.run())
     waiting = asyncio.create_task(ready.wait())
