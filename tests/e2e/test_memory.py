@@ -43,7 +43,7 @@ def test_without_a_choice_of_layers_a_peer_serves_those_that_fit_and_says_so(sta
 
 
 def test_layers_that_do_not_fit_are_refused_before_anything_is_written(start_peer: Any, smollm2: Path) -> None:
-    peer = on_a_small_machine(start_peer, smollm2, "--layers", "0:29", wait=False)
+    peer = on_a_small_machine(start_peer, smollm2, "--layers", "0:29", wait=False, cold=True)
     assert peer.process.wait(timeout=60) == 1
     *_, last = iter(peer.lines.get, None)
     complaint = json.loads(last)["error"]
@@ -51,6 +51,6 @@ def test_layers_that_do_not_fit_are_refused_before_anything_is_written(start_pee
     found = re.search(fitting, complaint)
     assert found is not None and "Traceback" not in peer.errors(), complaint
     assert not (peer.home / "slices").exists() and not (peer.home / "probed").exists()
-    again = on_a_small_machine(start_peer, smollm2, "--layers", found[1], home=peer.home.name)
+    again = on_a_small_machine(start_peer, smollm2, "--layers", found[1], home=peer.home.name, cold=True)
     assert again.ready["layers"] == found[1]
     assert again.stop() == 0

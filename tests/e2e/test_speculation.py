@@ -40,25 +40,26 @@ def test_an_edit_is_guessed_ahead_and_says_exactly_the_same(three_peers: Any, in
 def test_a_seed_gives_the_same_sampled_answer_whether_guessed_ahead_or_not(three_peers: Any) -> None:
     api = three_peers.client.api
     options: dict[str, Any] = {"profile": "exact", "temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.1}
-    for seed in range(3):
-        plain = complete(api, seed=seed, speculation="off", **options)
-        assert complete(api, seed=seed, speculation="auto", **options).choices[0].text == plain.choices[0].text
+    for seed in range(2):
+        plain = complete(api, seed=seed, speculation="off", max_tokens=40, **options)
+        guessed = complete(api, seed=seed, speculation="auto", max_tokens=40, **options)
+        assert guessed.choices[0].text == plain.choices[0].text
 
 
 def test_a_peer_can_be_told_not_to_guess_a_request_knows_better_and_a_full_context_ends_both_with_length(
     start_peer: Any, smollm2: Any
 ) -> None:
-    peer = start_peer("--model", str(smollm2), "--ctx", "255", "--speculation", "off")
+    peer = start_peer("--model", str(smollm2), "--ctx", "207", "--speculation", "off")
     for asked, is_guessed in (({}, False), ({"speculation": "auto"}, True)):
         full = complete(peer.api, max_tokens=-1, ignore_eos=True, **asked)
         assert (full.model_extra["timings"]["draft_n"] > 0) is is_guessed
         assert full.choices[0].finish_reason == "length"
-        assert full.usage.total_tokens == 255
+        assert full.usage.total_tokens == 207
 
 
 def test_a_draft_model_changes_no_answer(start_peer: Any, smollm2: Any) -> None:
     peer = start_peer("--model", str(smollm2), "--draft-model", str(smollm2))
-    prose = {"prompt": "Once upon a time there was a fox who", "profile": "exact", "max_tokens": 40}
+    prose = {"prompt": "Once upon a time there was a fox who", "profile": "exact", "max_tokens": 24}
     plain = complete(peer.api, speculation="off", **prose)
     for _ in range(2):
         assert complete(peer.api, speculation="auto", **prose).choices[0].text == plain.choices[0].text

@@ -12,12 +12,9 @@ import httpx
 import pytest
 
 from meshswarm.artifacts.store import Store
-from meshswarm.commands import model_facts
 from meshswarm.config import Home
 from meshswarm.ledger.store import ReceiptStore
 from meshswarm.stage.families.proofs import CutProof, note
-from meshswarm.stage.proving import verify
-from meshswarm.stage.proving.texts import PROOF_TEXTS
 from meshswarm.stage.proving.wire_proofs import WireProofs
 
 QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 4}
@@ -35,16 +32,11 @@ def bytes_in(peer: Any, n_sessions: int) -> int:
     raise AssertionError("no receipt came")
 
 
-@pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
-    """What `models verify` writes, on a quarter of its texts and in two parts."""
-    home = Home(tmp_path_factory.mktemp("verified"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_facts, "PROOF_TEXTS", PROOF_TEXTS[2:4])
-        patch.setattr(verify, "MAX_SPANS", 2)
-        verified = model_facts.verify_model(home, str(smollm2), 1, None, lambda _: None)
-    assert verified["proved"] == ["f32", "f16"]
-    return home.proofs
+@pytest.fixture
+def proofs(smollm2_verified: Any) -> Path:
+    """What `models verify` writes: f16 is proved, over one hop."""
+    assert smollm2_verified.result["proved"] == ["f32", "f16"]
+    return Home(smollm2_verified.home).proofs
 
 
 def notices(peer: Any) -> list[str]:
