@@ -253,12 +253,24 @@ def identify(context: typer.Context, as_json: Json = False) -> None:
 
 
 @app.command()
-def doctor(context: typer.Context, as_json: Json = False) -> None:
-    """Check this machine and this folder, and say what to do about what is wrong."""
+def doctor(
+    context: typer.Context,
+    swarm: Swarm = None,
+    private: Private = False,
+    join: Join = None,
+    lan: Lan = None,
+    rendezvous: Rendezvous = None,
+    rendezvous_node: Nodes = None,
+    as_json: Json = False,
+) -> None:
+    """Check this machine and this folder, look for peers for some seconds, and say what to do about what is wrong."""
     from meshswarm.commands.doctor import examine
+    from meshswarm.commands.network import Search, examine_network
     from meshswarm.commands.show import show_findings
 
-    findings = examine(context.obj)
+    discovery = _discovery(lan, rendezvous, rendezvous_node)
+    peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
+    findings = [*examine(context.obj), *examine_network(Search(context.obj, swarm, private, peers, discovery))]
     _show([finding.as_json() for finding in findings], as_json, lambda _: show_findings(findings))
     if any(finding.is_failure for finding in findings):
         raise typer.Exit(1)

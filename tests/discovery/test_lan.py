@@ -283,16 +283,14 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize(("listen", "key"), [("0.0.0.0:4810", ""), ("[::]:4810", ""), ("0.0.0.0:4810", "6b" * 32)])
+@pytest.mark.parametrize("key", ["", "6b" * 32])
 @pytest.mark.timeout(40)
-def test_two_hosts_that_know_nothing_of_each_other_meet(two_hosts: tuple[str, str], listen: str, key: str) -> None:
-    name = f"test-{secrets.token_hex(4)}"
-    if ":" in listen[1:3]:
-        wait_for_ipv6(two_hosts)
+def test_two_hosts_that_know_nothing_of_each_other_meet(two_hosts: tuple[str, str], key: str) -> None:
+    name, listen = f"test-{secrets.token_hex(4)}", "0.0.0.0:4810"
     with peer_on(two_hosts[0], listen, name, key) as one, peer_on(two_hosts[1], listen, name, key) as two:
         lines = [line_of(one).split(), line_of(two).split()]
         assert lines[0][0] == lines[1][2] and lines[1][0] == lines[0][2]
-        assert "10.98.0.2" in lines[0][3] or "fe80" in lines[0][3]
+        assert lines[0][3].startswith("10.98.0.2:") and lines[1][3].startswith("10.98.0.1:")
 
 
 @pytest.mark.timeout(40)
@@ -305,20 +303,6 @@ def test_hosts_with_ipv6_alone_meet(two_hosts: tuple[str, str]) -> None:
         lines = [line_of(one).split(), line_of(two).split()]
         assert lines[0][0] == lines[1][2] and all("fe80" in address for address in lines[0][3:])
         assert any("%eth0" in address for address in lines[0][3:])
-
-
-@pytest.mark.timeout(40)
-def test_hosts_of_different_swarms_do_not_dial_each_other(two_hosts: tuple[str, str]) -> None:
-    listen = "0.0.0.0:4810"
-    with peer_on(two_hosts[0], listen, "one", "") as one, peer_on(two_hosts[1], listen, "two", "6b" * 32) as two:
-        said = [process.communicate(timeout=20)[0] for process in started(one, two)]
-    assert said == ["nobody; 1 peer of other swarms there\n"] * 2
-
-
-def started(*processes: subprocess.Popen[str]) -> tuple[subprocess.Popen[str], ...]:
-    """Gives them the time in which they would find each other."""
-    time.sleep(4)
-    return processes
 
 
 def wait_for_ipv6(hosts: tuple[str, str]) -> None:

@@ -20,6 +20,12 @@ from meshswarm.net.swarm import Swarm
 ONE, TWO = Address("127.0.0.2", 4801), Address("127.0.0.3", 4802)
 
 
+@pytest.fixture(autouse=True)
+def nodes_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not there within this time on loopback is not there at all."""
+    monkeypatch.setattr(module, "BOOTSTRAP_S", 0.3)
+
+
 async def first_other(source: MainlineSource, own: Address) -> Address:
     """Whom `source` finds apart from itself."""
     while True:
@@ -36,7 +42,7 @@ async def round_of(source: MainlineSource) -> list[Address]:
 async def test_two_that_know_a_name_find_each_other_and_no_others_do(
     swarm: Swarm, mainline: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ROUND_S", 4.0)
+    monkeypatch.setattr(module, "ROUND_S", 2.5)
     sources = [MainlineSource(swarm, own.host, own.port, nodes=[mainline]) for own in (ONE, TWO)]
     outsider = MainlineSource(Swarm("another"), "127.0.0.4", 4803, nodes=[mainline], announces=False)
     try:
@@ -53,7 +59,7 @@ async def test_two_that_know_a_name_find_each_other_and_no_others_do(
 
 
 async def test_who_only_looks_is_not_seen(swarm: Swarm, mainline: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUND_S", 1.0)
+    monkeypatch.setattr(module, "ROUND_S", 0.5)
     looking = MainlineSource(swarm, ONE.host, ONE.port, nodes=[mainline], announces=False)
     try:
         assert await round_of(looking) == []
@@ -63,7 +69,7 @@ async def test_who_only_looks_is_not_seen(swarm: Swarm, mainline: Address, monke
 
 
 async def test_nobody_answering_is_a_sentence(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUND_S", 1.0)
+    monkeypatch.setattr(module, "ROUND_S", 0.5)
     source = MainlineSource(swarm, ONE.host, ONE.port, nodes=[Address("127.0.0.1", 9)])
     try:
         with pytest.raises(SourceError, match="no node of the DHT has answered"):

@@ -132,10 +132,12 @@ def test_id_is_stable(tmp_path: Path) -> None:
 
 
 def test_doctor_looks_at_everything(tmp_path: Path) -> None:
-    findings = {finding["what"]: finding for finding in meshswarm_json("--home", str(tmp_path / "home"), "doctor")}
+    doctor = ("--home", str(tmp_path / "home"), "doctor", "--no-lan", "--no-rendezvous")
+    findings = {finding["what"]: finding for finding in meshswarm_json(*doctor)}
     assert findings["llama.cpp"]["verdict"] == "ok"
     assert findings["native tap"]["verdict"] == "ok"
-    assert "native tap" in meshswarm("--home", str(tmp_path / "home"), "doctor").stdout
+    assert findings["peers: local network"]["found"] == "off: --no-lan"
+    assert "native tap" in meshswarm(*doctor).stdout
 
 
 def test_doctor_reports_a_key_that_others_can_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
 from meshswarm.commands.story import what_to_check
 from meshswarm.config import Address, Home
+from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.errors import ConfigError, LocalError
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
@@ -87,6 +88,7 @@ async def _ask_own_peer(question: PlanQuestion) -> dict[str, Any]:
         swarm=question.swarm,
         private=question.private,
         listen=Address("0.0.0.0", 0),
+        discovery=DiscoverySettings(lan=Use.NO, rendezvous=Use.NO),
         api=Address("127.0.0.1", 0),
         join=question.join,
     )

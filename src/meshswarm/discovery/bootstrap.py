@@ -46,6 +46,7 @@ class Bootstrap:
         self._report = report
         self._found_through: dict[PeerId, Source] = {}
         self._is_joined = False
+        self._n_meeting = 0
         self._finder = Finder(sources, endpoint, self._meet, self._members, off=off, tell=self._tell)
 
     async def run(self) -> None:
@@ -73,15 +74,24 @@ class Bootstrap:
 
     def _members(self) -> Collection[PeerId]:
         members = [seen.peer for seen in self._dht.seen_peers()]
+        if members and not self._is_joined and not self._n_meeting:
+            self._joined(len(members), "others", "them: they found this one")
         self._is_joined = self._is_joined and bool(members)
         return members
 
     async def _meet(self, peers: Sequence[KnownPeer]) -> None:
         through = self._found_through.pop(peers[0][0])
-        n_known = await self._dht.join(peers)
+        self._n_meeting += 1
+        try:
+            n_known = await self._dht.join(peers)
+        finally:
+            self._n_meeting -= 1
         if n_known and not self._is_joined:
-            self._is_joined = True
-            self._report({"event": "joined", "peers": n_known, "through": through.value, "what": through.words})
+            self._joined(n_known, through.value, through.words)
+
+    def _joined(self, n_known: int, through: str, what: str) -> None:
+        self._is_joined = True
+        self._report({"event": "joined", "peers": n_known, "through": through, "what": what})
 
     def _tell(self, news: News) -> None:
         match news:

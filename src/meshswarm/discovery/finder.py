@@ -23,7 +23,8 @@ from meshswarm.discovery.search import Attempt, Search, SourceReport
 from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
 
-POLL_S = 2.0  # how often to look whether peers have gone
+POLL_S = 2.0  # how often to look whether peers have come by themselves, or gone
+EARLY_POLL_S = 0.2  # the same while a start waits for them
 MAX_TOLD = 1024
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ class Finder:
                     self._wake.clear()
                     self._step(group)
                     now = self._clock()
-                    wait_s = min(self._search.next_at(now) - now, POLL_S)
+                    poll_s = POLL_S if self._settled.is_set() else EARLY_POLL_S
+                    wait_s = min(self._search.next_at(now) - now, poll_s)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(max(0.01, wait_s)):
                             await self._wake.wait()

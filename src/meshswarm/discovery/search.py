@@ -74,7 +74,8 @@ class SourceReport:
             "what": self.source.words,
             "found": self.sentence,
             "used": not self.off,
-            **({} if self.off else counts),
+            "failed": bool(self.problem),
+            **counts,
         }
 
     @property
