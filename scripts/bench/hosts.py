@@ -38,10 +38,14 @@ print(statistics.median(times))
 
 
 @contextlib.contextmanager
-def network(hosts: int, rtt_ms: float) -> Iterator[str]:
-    """Hosts that far apart; gives the prefix of their namespaces."""
+def network(hosts: int, rtt_ms: float | Sequence[Sequence[float]]) -> Iterator[str]:
+    """Hosts that far apart, each from every other or by a matrix; gives the prefix of their namespaces."""
     prefix = "bench" + "".join(chr(ord("a") + byte % 26) for byte in secrets.token_bytes(4))
-    command = [*WAN, "--prefix", prefix, "up", "--hosts", str(hosts), "--rtt", str(rtt_ms)]
+    if isinstance(rtt_ms, float | int):
+        distance = ["--rtt", str(rtt_ms)]
+    else:
+        distance = ["--rtt-matrix", ";".join(",".join(map(str, row)) for row in rtt_ms)]
+    command = [*WAN, "--prefix", prefix, "up", "--hosts", str(hosts), *distance]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None

@@ -18,7 +18,7 @@ from meshswarm.artifacts.gguf import check_tokenizer, parse_header, read_header
 from meshswarm.stage.engine.profile import exact_obstacle
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-COMPARISONS = ("streams", "long_prompt", "speculation", "second_turn", "rpc")
+COMPARISONS = ("streams", "long_prompt", "speculation", "second_turn", "rpc", "plan_accuracy")
 
 
 @pytest.fixture
