@@ -42,9 +42,11 @@ from meshswarm.ledger.store import ReceiptStore, ReceiptWriter
 from meshswarm.membership.keeper import Keeper
 from meshswarm.membership.swarms import Swarms
 from meshswarm.net.endpoint import Endpoint
+from meshswarm.routing.gossip.node import GossipNode
 from meshswarm.routing.own_speeds import OwnSpeeds
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.serving.auto import choose_model
+from meshswarm.serving.load import LoadTeller
 from meshswarm.serving.moving import duties_of
 from meshswarm.span import missing_layers
 from meshswarm.stage.proving.wire_proofs import WireProofs
@@ -193,9 +195,11 @@ class Peer:
         )
         sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
+        self.gossip = GossipNode(self.endpoint, self.identity, swarm)
+        self._load = LoadTeller(self.identity.peer_id, self.gossip, self.dht, self.spans, lambda: self._serving)
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
-        routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records)
+        routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records, news=self.gossip)
         self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
         speeds = OwnSpeeds(home.speeds)
         self._forecast = Forecast(routes, directory, self.store, speeds, self.identity.peer_id)
@@ -210,6 +214,8 @@ class Peer:
         self._keeper = self._keep_membership()
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         self._background.append(tasks.create_task(self._bootstrap.run()))
+        self._background.append(tasks.create_task(self._load.run()))
+        gossiping = tasks.create_task(self.gossip.run())  # to the very end: a peer that leaves says so
         if self._keeper is not None:
             self._background.append(tasks.create_task(self._keeper.run()))
         try:
@@ -220,6 +226,7 @@ class Peer:
             for task in self._background:
                 task.cancel()
             await self._leave(sent)
+            gossiping.cancel()
 
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
@@ -263,7 +270,7 @@ class Peer:
         self._serving = await Serving.load(settings, around)
         directory.preferred = self._serving.model.model_id
         await self._serving.announce()
-        duties = duties_of(self._serving, settings, around)
+        duties = duties_of(self._serving, settings, around, self.gossip)
         self._background += [self._tasks.create_task(duty) for duty in duties]
         await self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
 
@@ -309,11 +316,13 @@ class Peer:
     async def _leave(self, sent: SentRows) -> None:
         """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
         self.spans.draining = True
+        self._load.tell()
         self._bootstrap.save()
         await self.dht.withdraw()
         await self.api.stop()
         await self._head.close()
         await self.spans.drain(DRAIN_S)
+        await self.gossip.leave()
         await sent.stop()
 
     def _asked(self) -> list[KnownPeer]:
@@ -369,6 +378,7 @@ class Peer:
             "rows_total": self.spans.rows_total,
             "connections": len(self.endpoint.connections),
             "discovery": self._bootstrap.as_json(),
+            "gossip": self.gossip.as_json(),
             "receipts": await asyncio.to_thread(self.receipts.count),
         }
 
@@ -383,7 +393,7 @@ class Peer:
         return {"swarm": None} if self._keeper is None else self._keeper.view()
 
     async def _peers(self) -> list[dict[str, Any]]:
-        return [entry.as_json() for entry in await self.dht.peers()]
+        return [{**entry.as_json(), **self.gossip.facts(entry.peer)} for entry in await self.dht.peers()]
 
 
 def _now_ms() -> int:

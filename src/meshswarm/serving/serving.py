@@ -276,7 +276,7 @@ class Serving:
         """What is true at this moment for this peer's own head."""
         return replace(self._record, free_kv_tokens=self._around.spans.n_free_slots * self._record.n_ctx)
 
-    def _public_record(self) -> CoverageRecord:
+    def public_record(self) -> CoverageRecord:
         """What is true at this moment for strangers."""
         record = self.record()
         return replace(record, free_kv_tokens=0) if self._standing.mode is Mode.PAUSED else record
@@ -305,7 +305,7 @@ class Serving:
     async def _tell(self, **changes: Any) -> None:
         """Say what is true now, with these fields of the record changed."""
         self._record = replace(self._record, **changes)
-        self._record = self._public_record()
+        self._record = self.public_record()
         await self._around.dht.publish_coverage(self._record)
 
     def _on_load(self) -> None:
@@ -316,7 +316,7 @@ class Serving:
     async def _announce_load(self) -> None:
         await asyncio.sleep(LOAD_DELAY_S)
         while not self._around.spans.draining:  # it may change again while it is being told
-            current = self._public_record()
+            current = self.public_record()
             if (current.free_kv_tokens == 0) == (self._record.free_kv_tokens == 0):
                 return
             self._record = current

@@ -140,9 +140,19 @@ class Gossip:
 
     def met(self, peer: PeerId, addresses: Iterable[Address], *, is_kin: bool = False) -> None:
         """A peer exists that may become a neighbour."""
-        self.neighbours.met(peer, addresses)
-        if is_kin and peer != self.own:
-            self.neighbours.kin.add(peer)
+        if self._admits(peer):
+            self.neighbours.met(peer, addresses)
+            if is_kin and peer != self.own:
+                self.neighbours.kin.add(peer)
+
+    def expel(self) -> None:
+        """Some peers are not admitted any more: forget them, and what they said."""
+        for peer in [peer for peer in self.neighbours.known() if not self._admits(peer)]:
+            self.neighbours.forget(peer)
+        for peer in [peer for peer in self.loads.peers() if not self._admits(peer)]:
+            self.loads.drop(peer)
+        self.vigil.expel(self._admits)
+        self.summaries.expel(self._admits)
 
     def connected(self, peer: PeerId, address: Address | None, now: float) -> None:
         """A connection is there, in either direction."""

@@ -49,6 +49,9 @@ class Loads:
         known = self._known.get(peer)
         return None if known is None else known.signed
 
+    def peers(self) -> list[PeerId]:
+        return list(self._known)
+
     def take(self, signed: SignedReport, now: float, keep: Collection[PeerId], interests: Collection[int]) -> bool:
         """Keeps a verified report that is newer than the one known; True when it says something new of weight.
         `keep`: peers whose reports are never the first to make room; `interests`: tags of models likewise."""

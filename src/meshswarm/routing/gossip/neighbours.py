@@ -76,6 +76,17 @@ class Neighbours:
             spare = next((each for each in self._passive if each not in self.kin and each not in self.routes), None)
             self._passive.pop(next(iter(self._passive)) if spare is None else spare)
 
+    def known(self) -> list[PeerId]:
+        """Neighbours and others."""
+        return [*self.active, *self._passive]
+
+    def forget(self, peer: PeerId) -> None:
+        """As if it had never been heard of."""
+        self.active.pop(peer, None)
+        self._passive.pop(peer, None)
+        self.kin.discard(peer)
+        self._asked.discard(peer)
+
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
         neighbour = self.active.get(peer)
         if neighbour is not None:

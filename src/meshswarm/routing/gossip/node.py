@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from meshswarm.config import Address
 from meshswarm.dht.limits import RateLimit
@@ -69,6 +70,7 @@ class GossipNode:
                 max_request_bytes=MAX_MESSAGE_BYTES,
                 max_reply_bytes=MAX_MESSAGE_BYTES,
             )
+        swarm.on_change(self._core.expel)
         self._forget_wish = endpoint.on_connection(self._connected)
         for connection in endpoint.connections:
             self._connected(connection)
@@ -100,6 +102,8 @@ class GossipNode:
         """What is true of this peer now; call it whenever that changes. It goes out within half a second, and again
         every few; number, time and demand are set here."""
         self._core.publish(report)
+        if report.draining:
+            self._wake.set()
 
     def asked(self, model_id: bytes) -> None:
         """A client of this peer asked for a model."""
@@ -151,6 +155,31 @@ class GossipNode:
     @property
     def n_watchers(self) -> int:
         return len(self._core.vigil.watchers.chosen)
+
+    # -- for a person
+
+    def as_json(self) -> dict[str, Any]:
+        """For the status: with how many this peer gossips, how many watch it, and what it knows of others."""
+        return {
+            "neighbours": self.n_neighbours,
+            "watchers": self.n_watchers,
+            "reports": len(self.loads()),
+            "draining": len(self.draining()),
+            "gone": len(self.gone()),
+        }
+
+    def facts(self, peer: PeerId) -> dict[str, Any]:
+        """How a peer fares, as far as is known here."""
+        gone, report = peer in self.gone(), self.loads().get(peer)
+        if gone or report is None:
+            return {"liveness": "gone" if gone else "unknown", "load": None}
+        load = {
+            "role": report.role,
+            "sessions": report.sessions,
+            "queue_ms": round(report.queue_s * 1000, 1),
+            "free_kv_tokens": report.free_kv_tokens,
+        }
+        return {"liveness": "draining" if report.draining else "alive", "load": load}
 
     # -- inside
 

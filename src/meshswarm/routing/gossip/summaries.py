@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from meshswarm.identity import PeerId
@@ -81,6 +81,13 @@ class Summaries:
         self._models[summary.model_id] = authors
         if len(self._models) > MAX_MODELS:
             del self._models[next((each for each in self._models if each not in cares), next(iter(self._models)))]
+
+    def expel(self, admits: Callable[[PeerId], bool]) -> None:
+        """Forget the summaries of authors who are not admitted."""
+        for model_id, authors in list(self._models.items()):
+            self._models[model_id] = {author: known for author, known in authors.items() if admits(author)}
+            if not self._models[model_id]:
+                del self._models[model_id]
 
     def digest(self, now: float, rng: random.Random) -> Digest:
         entries = [

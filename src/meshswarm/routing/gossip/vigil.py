@@ -6,6 +6,8 @@ statements of those whom the silent peer chose, and the silent peer is always as
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from meshswarm.config import Address
 from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity, PeerId
@@ -111,6 +113,10 @@ class Vigil:
         self.wards.forget(now)
         if len(self._heard_at) > MAX_HEARD:
             self._heard_at = {peer: at for peer, at in self._heard_at.items() if now - at < _HEARD_KEPT_S}
+
+    def expel(self, admits: Callable[[PeerId], bool]) -> None:
+        """Watch nobody who is not admitted; own watchers go with their neighbourship."""
+        self.wards.keep(admits)
 
     # -- this peer's own watchers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -133,8 +133,9 @@ class Wards:
         ]:
             del self._wards[peer]
 
-    def drop(self, peer: PeerId) -> None:
-        self._wards.pop(peer, None)
+    def keep(self, admits: Callable[[PeerId], bool]) -> None:
+        """Watch only those from now on."""
+        self._wards = {peer: ward for peer, ward in self._wards.items() if admits(peer)}
 
     def next_at(self) -> float:
         """When something is due."""
