@@ -26,6 +26,7 @@ from meshswarm.net.admission import Admission, Answer, Limits
 from meshswarm.net.liveness import FREE
 from meshswarm.net.swarm import Swarm
 from meshswarm.net.upkeep import CROWDED_IDLE_CLOSE_S, IDLE_CLOSE_S, MAX_RESTING
+from meshswarm.routing.gossip import messages as gossip
 
 Answerer = Callable[[PeerId, bytes], Awaitable[bytes]]
 
@@ -97,7 +98,7 @@ class Network:
         loss: float = 0.0,
         distance_s: float = 0.08,
         costs: Costs | None = None,
-        instant: frozenset[str] = frozenset({"dht/ping", "dht/find", "dht/store"}),
+        instant: frozenset[str] = frozenset({"dht/ping", "dht/find", "dht/store", *gossip.KINDS}),
     ) -> None:
         self.loop = loop
         self.seed = seed
@@ -143,13 +144,14 @@ class Network:
 class Wire:
     """What both ends of one connection share."""
 
-    __slots__ = ("ended_at", "ends", "network", "settled_at", "used_at")
+    __slots__ = ("ended_at", "ends", "network", "on_end", "settled_at", "used_at")
 
     def __init__(self, network: Network, ends: tuple[VirtualEndpoint, VirtualEndpoint]) -> None:
         self.network = network
         self.ends = ends
         self.used_at = self.settled_at = network.loop.now_s
         self.ended_at = math.inf
+        self.on_end: dict[object, tuple[VirtualEndpoint, Callable[[MeshswarmError], None]]] = {}
         network.loop.call_later(CROWDED_IDLE_CLOSE_S, self._look)
 
     def gone_s(self) -> float:
@@ -168,6 +170,10 @@ class Wire:
         self.ended_at = min(self.ended_at, now)
         for end in self.ends:
             end.forget(self)
+        callbacks, self.on_end = list(self.on_end.values()), {}
+        for end, callback in callbacks:
+            if end.is_up:
+                callback(PeerUnreachableError("the connection has ended"))
 
     def settle(self, now: float) -> None:
         """Counts the signs of life since the last use: one exchange in every 15 s of silence."""
@@ -222,6 +228,11 @@ class VirtualConnection:
         if not self.closed:
             self._end.traffic.pings += self._end.network.costs.close_bytes
             self.wire.end()
+
+    def on_lost(self, callback: Callable[[MeshswarmError], None]) -> Callable[[], None]:
+        key = object()
+        self.wire.on_end[key] = (self._end, callback)
+        return lambda: self.wire.on_end.pop(key, None) and None
 
     async def measure_rtt(self) -> float:
         loop = self._end.network.loop

@@ -1,4 +1,4 @@
-"""Peers of a simulated swarm: the product's own `Dht` over a virtual endpoint, started, left and killed at will.
+"""Peers of a simulated swarm: the product's own `Dht` and gossip over a virtual endpoint, started and killed at will.
 
 The rule this file keeps: a peer decides nothing that the product does not decide. Where thousands are wanted at once,
 `settled` hands every table the contacts that joining would have given it, through the table's own `saw`; those who come
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import bisect
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.network import Network, VirtualEndpoint
@@ -23,6 +24,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.dht.upkeep import Periods
 from meshswarm.identity import Identity, PeerId
 from meshswarm.net.swarm import Swarm
+from meshswarm.routing.gossip.node import GossipNode
 from meshswarm.span import Span
 
 SWARM = Swarm("simulation")
@@ -40,6 +42,7 @@ class Peer:
         address: Address | None = None,
         reachable: bool = True,
         periods: Periods | None = None,
+        gossips: bool = False,
     ) -> None:
         self.network = network
         self.identity = identity
@@ -53,9 +56,19 @@ class Peer:
             rng=random.Random(network.rng.getrandbits(64)),
             server=reachable,
         )
+        self.gossip: GossipNode | None = None
+        if gossips:
+            self.gossip = GossipNode(
+                self.endpoint,  # type: ignore[arg-type]
+                identity,
+                swarm,
+                clock=network.loop.time,
+                rng=random.Random(network.rng.getrandbits(64)),
+                started_ms=int(network.loop.unix_s() * 1000),
+            )
         self.started_s = network.loop.now_s
         self.record: CoverageRecord | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<Peer {self.peer_id.key.hex()[:8]}>"
@@ -74,7 +87,21 @@ class Peer:
 
     def start(self) -> None:
         """The background work of the product."""
-        self._running = self.network.loop.create_task(self.dht.run())
+        self.run(self.dht.run())
+        if self.gossip is not None:
+            self.gossip.met(self.dht.known_peers())
+            self.run(self.gossip.run())
+
+    def run(self, duty: Coroutine[Any, Any, None]) -> None:
+        """One more thing that it does until it ends."""
+        task = self.network.loop.create_task(duty)
+        self._running.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Duties do not fail: what ended one is a fault of the product."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.network.faults.append(f"{self!r}: {error!r}")
 
     async def join(self, through: Iterable[Peer]) -> int:
         known = await self.dht.join([(peer.peer_id, (peer.endpoint.address,)) for peer in through])
@@ -88,21 +115,23 @@ class Peer:
     def vanish(self) -> None:
         """Power cut."""
         self.endpoint.vanish()
-        if self._running is not None:
-            self._running.cancel()
+        for duty in self._running:
+            duty.cancel()
 
     async def leave(self) -> None:
         """As the product ends: what was said is taken back, connections are closed."""
+        if self.gossip is not None:
+            await self.gossip.leave()
         await self.dht.withdraw()
         await self.endpoint.close()
-        if self._running is not None:
-            self._running.cancel()
+        for duty in self._running:
+            duty.cancel()
 
 
 class Crowd:
     """The peers of one swarm. `living` is in the order of their arrival."""
 
-    def __init__(self, network: Network, *, periods: Periods | None = None) -> None:
+    def __init__(self, network: Network, *, periods: Periods | None = None, gossips: bool = False) -> None:
         self.network = network
         self.loop: VirtualLoop = network.loop
         self.living: list[Peer] = []
@@ -111,10 +140,18 @@ class Crowd:
         self.on_come: Callable[[Peer], Awaitable[None]] | None = None
         """What a newcomer does once it is in: serve something, for example."""
         self._periods = periods
+        self._gossips = gossips
 
     def make(self, *, identity: Identity | None = None, address: Address | None = None, reachable: bool = True) -> Peer:
         identity = identity or Identity.from_seed(self.network.rng.randbytes(32))
-        peer = Peer(self.network, identity, address=address, reachable=reachable, periods=self._periods)
+        peer = Peer(
+            self.network,
+            identity,
+            address=address,
+            reachable=reachable,
+            periods=self._periods,
+            gossips=self._gossips,
+        )
         self.by_id[peer.peer_id] = peer
         return peer
 
