@@ -1,7 +1,7 @@
 """What a request to this head would go through now: the knowledge gathered, and the preview made of it.
 
-The rule this file keeps: a preview plans with what a request plans with. Unlike a request it takes its time: everybody
-whose distance nobody has measured is asked.
+The rule this file keeps: a preview plans with what a request plans with. Unlike a request it takes its time: peers
+whose distance nobody has measured are asked, whether that may pay or not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Forecast:
         card = await self._directory.resolve(asked.model)
         records = await self._routes.coverage(card, fresh=True)
         card, header = await self._proved(card, records)
-        question = _question(asked, card)
+        question = question_of(asked, card)
         await self._routes.survey(records)
         records = self._routes.current(records)
         away = self._routes.away()
@@ -105,7 +105,7 @@ class Forecast:
         return OwnMachine(needs, free, known.us_per_layer, basis)
 
 
-def _question(asked: Asked, card: ModelCard) -> Question:
+def question_of(asked: Asked, card: ModelCard) -> Question:
     """With what is usual filled in. Raises RequestError."""
     usual_ctx = min(card.n_ctx, (asked.n_prompt or USUAL_PROMPT) + USUAL_ANSWER)
     n_ctx = usual_ctx if asked.n_ctx is None else asked.n_ctx

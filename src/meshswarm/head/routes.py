@@ -41,7 +41,7 @@ from meshswarm.routing.gossip.news import QUIET, News
 from meshswarm.routing.loads import dated, queues, with_loads
 from meshswarm.routing.measured import MeasuredSpeed, MeasuredSpeeds, Share
 from meshswarm.routing.planner import Planning, Route, Situation, repriced
-from meshswarm.routing.probing import worth_probing
+from meshswarm.routing.probing import MAX_PROBES, worth_probing
 from meshswarm.routing.prompt_time import Pace, pace
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import Profile
@@ -53,6 +53,7 @@ ROUTE_ATTEMPTS = 8
 MAX_LINKS = 256  # routes whose links are remembered
 ALTERNATIVES = 4  # routes planned at once
 PROBE_TIMEOUT_S = 2.0
+MAX_SURVEYED = 64
 MAX_ASKED = 16  # strangers, for one request
 MAX_RTTS = 4096  # peers whose measured distance is remembered when they are not connected any more
 USUAL_ANSWER = 128  # tokens an answer is taken to have when nobody says
@@ -235,13 +236,17 @@ class Routes:
         claims = {record.peer: float(record.us_per_layer) for record in records}
         return self._measured.of(model_id, claims, asyncio.get_running_loop().time())
 
-    async def survey(self, records: Sequence[CoverageRecord], peers: Iterable[PeerId] | None = None) -> None:
-        """Measure the round trips to `peers`, or to all of `records` that neither side has measured. Who does not
-        answer is remembered as gone."""
+    async def survey(self, records: Sequence[CoverageRecord], peers: Sequence[PeerId] | None = None) -> None:
+        """Measure the round trips to `peers`, or to those of `records` that neither side has measured, the fastest
+        `MAX_SURVEYED` of them. Who does not answer is remembered as gone."""
+        by_peer = {record.peer: record for record in records}
         if peers is None:
-            peers = unmeasured(records, self._endpoint.peer_id, lambda _, peer: self._rtt_s(peer))
-        addresses = {record.peer: record.addresses for record in records}
-        await asyncio.gather(*(self._probe(peer, addresses[peer]) for peer in peers))
+            unknown = unmeasured(records, self._endpoint.peer_id, lambda _, peer: self._rtt_s(peer))
+            fastest = sorted(unknown - set(self.away()), key=lambda peer: (by_peer[peer].us_per_layer, peer))
+            peers = fastest[:MAX_SURVEYED]
+        for at in range(0, len(peers), MAX_PROBES):
+            probes = (self._probe(peer, by_peer[peer].addresses) for peer in peers[at : at + MAX_PROBES])
+            await asyncio.gather(*probes)
 
     async def _probe(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         try:
