@@ -52,7 +52,7 @@ class Swarm:
         return [record for record in self.records if record.model_id == model_id]
 
     async def chosen(self, **settings: Any) -> ServingSettings:
-        hearsay: Any = SimpleNamespace(gone=frozenset, draining=frozenset, demand=lambda: self.demand)
+        hearsay: Any = SimpleNamespace(gone=frozenset, draining=frozenset, loads=dict, demand=lambda: self.demand)
         return await choose_model(ServingSettings("unused", is_auto=True, **settings), self.around, hearsay)
 
 

@@ -18,6 +18,7 @@ from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import OutOfMemoryError
 from meshswarm.identity import Identity, PeerId
+from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.rebalance import CALM_ROUNDS, ROUND_S
 from meshswarm.serving import ServingSettings, moving
 from meshswarm.serving.moving import Mover
@@ -40,6 +41,8 @@ class World:
         self.spare: list[bool] = []
         self.asked: list[bool] = []
         self.lost: frozenset[PeerId] = frozenset()
+        self.loads: dict[PeerId, LoadReport] = {}
+        self.n_peers = 5
         self.on_fresh: Any = lambda: None
         self.error: Exception | None = None
         self.now = URGENT
@@ -50,9 +53,13 @@ class World:
         )  # fmt: skip
         self.around: Any = SimpleNamespace(
             store=store, slices=Slices(store, folder), report=lambda event: self.events.append(dict(event)),
-            dht=SimpleNamespace(coverage=self._coverage, unreachable=frozenset),
+            dht=SimpleNamespace(
+                coverage=self._coverage, unreachable=frozenset, known_peers=lambda: [None] * self.n_peers
+            ),
         )  # fmt: skip
-        hearsay = SimpleNamespace(gone=lambda: self.lost, draining=frozenset, demand=self._demand)
+        hearsay: Any = SimpleNamespace(
+            gone=lambda: self.lost, draining=frozenset, demand=self._demand, loads=lambda: self.loads
+        )
         self.mover = Mover(serving, settings, self.around, hearsay, clock=lambda: self.now, rng=random.Random(1))
 
     @staticmethod
@@ -141,6 +148,44 @@ async def test_a_peer_that_is_gone_is_noticed_within_the_round_and_else_it_looks
         while len(world.asked) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     running.cancel()
+
+
+async def test_in_a_large_swarm_records_are_read_again_when_somebody_is_missed_and_else_now_and_then(
+    world: World,
+) -> None:
+    world.n_peers = 1000
+    for n_read, after_s, n_lost in ((1, 0, 0), (1, 60, 0), (2, 10, 1), (2, 29, 2), (3, 1, 2)):
+        world.now += after_s
+        world.lost = frozenset(OTHERS[:n_lost])
+        await world.mover.think()
+        assert len(world.asked) == n_read
+    world.now += moving.READ_S
+    await world.mover.think()
+    assert len(world.asked) == 4 and not world.moves
+
+
+async def test_what_peers_report_counts_before_what_their_records_said(world: World) -> None:
+    alone_to_fill_the_gap(world)
+    model_id = world.records[OWN].model_id
+    world.loads = {OTHERS[0]: LoadReport(OTHERS[0], model_id=model_id, span=Span(6, 12), n_layers=12)}
+    await world.mover.think()
+    assert not world.moves
+    world.loads[OTHERS[0]] = replace(world.loads[OTHERS[0]], draining=True)
+    await world.mover.think()
+    assert world.moves == [(Span(6, 12), True)]
+
+
+async def test_who_says_for_ever_that_it_is_coming_keeps_nobody_from_a_gap(world: World) -> None:
+    alone_to_fill_the_gap(world)
+    world.set(OTHERS[0], next_span=Span(6, 9))
+    world.set(OTHERS[1], span=Span(9, 12), loaded=False)
+    for _ in range(2):
+        await world.mover.think()
+        assert not world.moves
+        world.now += moving.LOADING_S / 2
+    world.now += 1
+    await world.mover.think()
+    assert world.moves == [(Span(6, 12), True)]
 
 
 async def test_a_role_is_told_when_it_held_for_two_rounds(world: World) -> None:

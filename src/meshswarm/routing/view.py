@@ -13,6 +13,7 @@ from functools import cached_property
 
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
+from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.span import Span, missing_layers
 from meshswarm.stage.families.cuts import LegalCuts
 
@@ -58,7 +59,7 @@ class Holder:
         return _SPEED // (max(1, self.us_per_layer) * n_layers)
 
     @classmethod
-    def of(cls, record: CoverageRecord, *, is_leaving: bool = False) -> Holder:
+    def of(cls, record: CoverageRecord) -> Holder:
         """From what the peer says of itself."""
         return cls(
             record.peer,
@@ -67,7 +68,6 @@ class Holder:
             is_loaded=record.loaded,
             next_span=record.next_span,
             is_mobile=MOBILE in record.roles,
-            is_leaving=is_leaving,
         )
 
 
@@ -87,18 +87,21 @@ class View:
         cuts: LegalCuts,
         records: Iterable[CoverageRecord],
         *,
+        loads: Iterable[LoadReport] = (),
         gone: frozenset[PeerId] = frozenset(),
         leaving: frozenset[PeerId] = frozenset(),
-        speeds_us: Mapping[PeerId, int] | None = None,
         demand: float = 0.0,
     ) -> View:
-        """From what peers say. `gone` ones are left out; `speeds_us`: what is known newer than the records."""
-        holders = []
-        for record in records:
-            if record.peer not in gone and record.span.stop <= cuts.n_layers:
-                holder = Holder.of(record, is_leaving=record.peer in leaving)
-                newer = None if speeds_us is None else speeds_us.get(record.peer)
-                holders.append(holder if not newer else replace(holder, us_per_layer=newer))
+        """From the records of one model, and from what peers have said since: `loads` of any model, who is `gone` and
+        is left out, who is `leaving`."""
+        by_peer = {record.peer: record for record in records if record.span.stop <= cuts.n_layers}
+        reports = {report.peer: report for report in loads}
+        told = (_now(record, reports.get(peer), cuts.n_layers) for peer, record in by_peer.items() if peer not in gone)
+        holders = [
+            replace(holder, is_leaving=holder.is_leaving or holder.peer in leaving)
+            for holder in told
+            if holder is not None
+        ]
         return cls(cuts, tuple(holders), demand)
 
     @property
@@ -183,6 +186,23 @@ def rows_per_s(level_or_rate: int) -> float:
 def lot(peer: PeerId, number: int) -> bytes:
     """A peer's lot in drawing `number`: different each time, alike wherever it is drawn, and nobody's to choose."""
     return hashlib.sha256(b"meshswarm/lot/1" + number.to_bytes(8, "big") + peer.key).digest()[:8]
+
+
+def _now(record: CoverageRecord, report: LoadReport | None, n_layers: int) -> Holder | None:
+    """A holder as its newest report has it; None when it serves another model by now, or layers that there are not. One
+    that reports nothing served is between two slices, or still loads."""
+    holder = Holder.of(record)
+    if holder.next_span is not None and holder.next_span.stop > n_layers:
+        holder = replace(holder, next_span=None)
+    if report is None or report.model_id is None or report.span is None:
+        return holder
+    if report.model_id != record.model_id or report.span.stop > n_layers:
+        return None
+    us = report.us_per_layer or record.us_per_layer
+    holder = replace(holder, us_per_layer=us, is_leaving=report.draining)
+    if report.span == holder.span:
+        return holder
+    return replace(holder, span=report.span, next_span=None, is_loaded=True)
 
 
 def _standing(holder: Holder) -> tuple[bool, int, bytes]:

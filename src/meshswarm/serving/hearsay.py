@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from meshswarm.identity import PeerId
+from meshswarm.routing.gossip.report import LoadReport
 
 
 class Hearsay(Protocol):
@@ -17,6 +18,9 @@ class Hearsay(Protocol):
 
     def draining(self) -> frozenset[PeerId]:
         """Peers that take nothing new, because they are about to leave."""
+
+    def loads(self) -> Mapping[PeerId, LoadReport]:
+        """Fresh reports by peer."""
 
     def demand(self) -> Mapping[bytes, float]:
         """Requests a second by model."""
@@ -30,6 +34,9 @@ class Silence:
 
     def draining(self) -> frozenset[PeerId]:
         return frozenset()
+
+    def loads(self) -> Mapping[PeerId, LoadReport]:
+        return MappingProxyType({})
 
     def demand(self) -> Mapping[bytes, float]:
         return MappingProxyType({})

@@ -1,7 +1,8 @@
 """Asks from time to time whether this peer should serve other layers, and sees the move through.
 
 The rule this file keeps: it looks and waits, `routing/rebalance` decides. What is to be done is asked twice, the second
-time with what the swarm says at that very moment.
+time with what the swarm says at that very moment. In a large swarm the records of a model are not asked for in every
+round, which would cost thousands of questions: gossip tells what changes meanwhile.
 """
 
 from __future__ import annotations
@@ -9,24 +10,29 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 
+from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
 from meshswarm.routing.choice import Limits, has_room
-from meshswarm.routing.rebalance import CALM_ROUNDS, ROUND_S, Move, Own, Stay, propose
+from meshswarm.routing.rebalance import ROUND_S, Move, Own, Stay, propose
 from meshswarm.routing.view import View
 from meshswarm.serving.hearsay import SILENCE, Hearsay
 from meshswarm.serving.layers import limits_of, memory_model
 from meshswarm.serving.serving import Serving
 from meshswarm.serving.settings import ServingSettings, Surroundings
+from meshswarm.span import Span
 from meshswarm.stage.engine.devices import list_devices
 from meshswarm.stage.sizes.memory import MemoryModel
 
 LOOK_S = 1.0  # how often it is seen whether a peer has gone
 START_SPREAD_S = 1.0  # not everybody asks at the same moment
-FEW = 32  # holders of whom the table is asked in every round; of more, in each that is for moves that can wait
+FEW = 32  # peers among whom asking who serves what costs next to nothing
+READ_S = 600.0  # among more, what is said in records is read again so often
+NEWS_READ_S = 30.0  # and when somebody is missed: no oftener than that
+LOADING_S = 900.0  # who is on the way to layers for longer is not waited for any more
 STEADY_ROUNDS = 2  # so often must a peer be spare, or needed, before it says so
 
 
@@ -51,7 +57,10 @@ class Mover:
         self._rng = rng or random.Random()
         self._moved_s = clock()
         self._model: MemoryModel | None = None
-        self._n_holders = 0
+        self._records: list[CoverageRecord] = []
+        self._coming: dict[tuple[PeerId, Span], float] = {}  # since when others are on the way to layers
+        self._read_s = float("-inf")
+        self._read_without: frozenset[PeerId] = frozenset()  # who was missed already when they were read
         self._standing: tuple[bool, int] = (False, 0)  # what it would be, and for how many rounds
 
     async def run(self) -> None:
@@ -60,8 +69,7 @@ class Mover:
         while True:
             await asyncio.sleep(LOOK_S + self._rng.uniform(0, START_SPREAD_S))
             a_round = int(self._clock() // ROUND_S)
-            is_due = a_round != round_done and (self._n_holders <= FEW or a_round % CALM_ROUNDS == 0)
-            if is_due or self._missed() != missed:
+            if a_round != round_done or self._missed() != missed:
                 round_done, missed = a_round, self._missed()
                 await self.think()
 
@@ -95,13 +103,12 @@ class Mover:
 
     async def _decide(self, *, fresh: bool) -> Move | Stay:
         model, limits = await self._memory()
+        await self._read(model.n_layers, fresh=fresh)
         own = self._serving.record()
-        records = await self._around.dht.coverage(own.model_id, model.n_layers, fresh=fresh)
-        others = [record for record in records if record.peer != own.peer]
-        self._n_holders = len(others) + 1
         view = View.of(
             model.cuts,
-            [own, *others],
+            [own, *self._believed(record for record in self._records if record.peer != own.peer)],
+            loads=[report for report in self._hearsay.loads().values() if report.peer != own.peer],
             gone=(self._hearsay.gone() | self._around.dht.unreachable()) - {own.peer},
             leaving=self._hearsay.draining() - {own.peer},
             demand=self._hearsay.demand().get(own.model_id, 0.0),
@@ -119,6 +126,33 @@ class Mover:
             self._rng,
             self._clock(),
         )
+
+    async def _read(self, n_layers: int, *, fresh: bool) -> None:
+        """Ask the table who serves what, where that is due."""
+        now, missed = self._clock(), self._missed()
+        are_few = len(self._around.dht.known_peers()) <= FEW
+        is_news = any(record.peer in missed - self._read_without for record in self._records)
+        after_s = 0.0 if fresh or are_few else NEWS_READ_S if is_news else READ_S
+        if now - self._read_s >= after_s:
+            model_id = self._serving.record().model_id
+            self._records = await self._around.dht.coverage(model_id, n_layers, fresh=fresh)
+            self._read_s, self._read_without = now, missed
+
+    def _believed(self, records: Iterable[CoverageRecord]) -> list[CoverageRecord]:
+        """The records without what peers say for too long that they are loading: who never comes, or lies, keeps
+        nobody else from a gap."""
+        now, seen, believed = self._clock(), self._coming, []
+        self._coming = {}
+        for record in records:
+            coming = record.next_span or (None if record.loaded else record.span)
+            if coming is not None:
+                since = self._coming[record.peer, coming] = seen.get((record.peer, coming), now)
+                if now - since > LOADING_S:
+                    if record.loaded:
+                        believed.append(replace(record, next_span=None))
+                    continue
+            believed.append(record)
+        return believed
 
     async def _memory(self) -> tuple[MemoryModel, Limits]:
         if self._model is None:
