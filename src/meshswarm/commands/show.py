@@ -35,6 +35,7 @@ def show_status(status: dict[str, Any]) -> None:
         *_computing(status),
         ("sessions", f"{status['sessions']} now, {status['sessions_total']} so far, {status['rows_total']} rows"),
         ("connections", str(status["connections"])),
+        ("gossip", _gossip_words(status["gossip"])),
         *((each["what"], each["found"]) for each in status["discovery"] if each["used"]),
         ("receipts", str(status["receipts"])),
         ("up", f"{status['uptime_s']:.0f} s"),
@@ -102,6 +103,13 @@ def show_bench(result: dict[str, Any]) -> None:
         print("\nA peer is running in this folder: these figures are of what it leaves.")
 
 
+def _gossip_words(gossip: dict[str, int]) -> str:
+    words = f"{gossip['neighbours']} neighbours, {gossip['watchers']} of them watch this peer; "
+    words += f"{gossip['reports']} load reports"
+    words += f", {gossip['draining']} leaving" if gossip["draining"] else ""
+    return words + (f", {gossip['gone']} gone" if gossip["gone"] else "")
+
+
 def show_peers(peers: list[dict[str, Any]]) -> None:
     if not peers:
         print("No other peer is known yet.")
@@ -110,8 +118,18 @@ def show_peers(peers: list[dict[str, Any]]) -> None:
     for peer in peers:
         rtt = "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms"
         serves = ", ".join(f"{entry['layers']} of {entry['model']}" for entry in peer["serves"])
-        rows.append((peer["peer_id"], ", ".join(peer["addresses"]), rtt, serves))
-    show_table(("peer", "addresses", "rtt", "serves"), rows)
+        rows.append((peer["peer_id"], ", ".join(peer["addresses"]), rtt, serves, *_faring(peer)))
+    show_table(("peer", "addresses", "rtt", "serves", "is", "load"), rows)
+
+
+def _faring(peer: dict[str, Any]) -> tuple[str, str]:
+    """How a peer fares, as far as is heard: whether it lives, and what it has to do."""
+    load = peer["load"]
+    if load is None:
+        return ("" if peer["liveness"] == "unknown" else peer["liveness"]), ""
+    sessions = "idle" if not load["sessions"] else f"{load['sessions']} session{'' if load['sessions'] == 1 else 's'}"
+    full = ", full" if load["role"] == "server" and not load["free_kv_tokens"] else ""
+    return f"{peer['liveness']}, {load['role']}", f"{sessions}{full}"
 
 
 def show_models(models: list[dict[str, Any]]) -> None:
