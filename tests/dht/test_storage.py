@@ -223,6 +223,10 @@ def test_a_private_swarm_keeps_and_gives_out_sealed_bytes_that_only_its_members_
         assert store.put(member, [one], now, network=ONE) == [StoreStatus.STORED], "members are not counted by network"
     swarm.renew([b"n" * 32, b"k" * 32])
     assert store.sealed(one, now)[0] == sealed
-    store.seal_again()
+    store.renew()
     assert Swarm.of_keys("ours", [b"n" * 32], lineage=b"k" * 32).unseal(one, store.sealed(one, now)[0]) == record.wire
     assert outsider.unseal(one, store.sealed(one, now)[0]) is None
+    swarm.renew([b"n" * 32], expelled=[identity(1).peer_id])
+    store.renew()
+    assert record not in store.get(one, now) and len(store.get(one, now)) == 18
+    assert store.put(record, [one], now) == [StoreStatus.INVALID]

@@ -465,11 +465,12 @@ def test_only_some_dials_may_be_caused_and_only_by_peers_elsewhere(make_network:
     neighbour_of_asker = network.add("203.0.113.6")
     neighbour_of_asker.join(nodes[0])
     for _ in range(20):
-        chosen = nodes[0].core.dialler_for(asker.core.own, asker.address, network.rng)
-        assert chosen is not None and chosen.peer not in (asker.core.own, neighbour_of_asker.core.own)
+        chosen = nodes[0].core.diallers_for(asker.core.own, asker.address, network.rng)
+        assert len(chosen) == 3
+        assert not {asker.core.own, neighbour_of_asker.core.own} & {contact.peer for contact in chosen}
     lan = network.add("10.0.0.1")
     lan.core.table.saw(Contact(nodes[1].core.own, (Address("10.0.0.2", 1),)), network.now)
-    assert lan.core.dialler_for(asker.core.own, asker.address, network.rng) is None
+    assert lan.core.diallers_for(asker.core.own, asker.address, network.rng) == []
     for _ in range(5):
         nodes[0].core.spend_dial(asker.core.own, network.now)
     with pytest.raises(Exception, match="too many dials"):
@@ -480,3 +481,18 @@ def test_only_some_dials_may_be_caused_and_only_by_peers_elsewhere(make_network:
 def test_sender_without_a_clock_is_an_older_peer_and_is_understood() -> None:
     sender = Sender(True, (Address("203.0.113.5", 1),))
     assert messages.decode_ping(messages.encode_ping(sender)).clock_ms == 0
+
+
+def test_what_an_expelled_member_said_counts_for_nothing_at_once(make_network: Make) -> None:
+    swarm = Swarm("ours", b"k" * 32)
+    network = make_network(seed=23, swarm=swarm)
+    nodes = network.grow(6)
+    expelled, other = nodes[2], nodes[3]
+    for node in (expelled, other):
+        node.publish(node.say((0, 4)))
+    assert len(nodes[0].sees()) == 2
+    swarm.renew([b"n" * 32, b"k" * 32], expelled=[expelled.core.own])
+    for node in nodes:
+        node.core.swarm_changed()
+    assert nodes[0].sees() == {other.core.own: (0, 4)}
+    assert not any(expelled.core.own in node.core.table for node in nodes)

@@ -35,6 +35,7 @@ from meshswarm.identity import Identity, PeerId
 REFRESH_K = 8
 DIALS_PER_S = 5 / 60  # that one peer may cause here
 DIALS_BURST = 5.0
+MAX_DIALLERS = 3  # asked one after another until one has no connection yet to who is to be dialled
 _Item = tuple[SignedRecord, bytes, tuple[bytes, ...]]  # a record, its bytes as they travel, the keys to store it under
 
 
@@ -68,6 +69,13 @@ class Core:
         self._dials = RateLimit(per_s=DIALS_PER_S, burst=DIALS_BURST)
         self._responder = Responder(self.table, self.store, TokenIssuer(secret), topics, self.radius)
 
+    def swarm_changed(self) -> None:
+        """The swarm has other keys, or admits others, than before."""
+        self.store.renew()
+        for neighbour in self.table.neighbours():
+            if not self.topics.admits(neighbour.contact.peer):
+                self.table.drop(neighbour.contact.peer)
+
     # -- answering
 
     def answer(
@@ -89,15 +97,15 @@ class Core:
         if wait_s > 0:
             raise RefusedError(f"too many dials for {peer.short}", peer=str(peer), retry_after_s=round(wait_s, 1))
 
-    def dialler_for(self, peer: PeerId, address: Address, rng: random.Random) -> Contact | None:
-        """Who may try to dial `peer` at the public `address`: somebody in another public network, at random."""
+    def diallers_for(self, peer: PeerId, address: Address, rng: random.Random) -> list[Contact]:
+        """Who may try to dial `peer` at the public `address`: a few in other public networks, at random."""
         network = network_of(address)
         others = [
             n.contact
             for n in self.table.neighbours()
             if n.contact.peer != peer and n.network is not None and n.network != network
         ]
-        return rng.choice(others) if others else None
+        return rng.sample(others, min(len(others), MAX_DIALLERS))
 
     # -- asking
 
@@ -304,6 +312,7 @@ class Core:
 
     def _saw(self, contact: Contact, sender: Sender, now: float, rtt_s: float | None, is_outbound: bool) -> bool:
         if not sender.server:
+            self.table.drop(contact.peer)  # it has found out that nobody can dial it
             return False
         known = Contact(contact.peer, merge_addresses(contact.addresses, sender.addresses))
         return self.table.saw(known, now, rtt_s=rtt_s, is_outbound=is_outbound)

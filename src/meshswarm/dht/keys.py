@@ -44,6 +44,8 @@ class Topics:
         self.is_private = swarm.is_private
         self.seal = swarm.seal
         """`seal(key, record)`: the bytes that are kept and sent under `key`. In a public swarm they are the record."""
+        self.admits = swarm.admits
+        """`admits(peer)`: False for a peer that the swarm's owner has expelled: nothing it says counts any more."""
         self.unseal = swarm.unseal
         """`unseal(key, bytes)`: the record, or None when these bytes were not sealed for `key` in this swarm."""
         self._dht_key = lru_cache(maxsize=8192)(swarm.dht_key)

@@ -35,6 +35,7 @@ from meshswarm.dht.signed import RecordKind, RecordSet
 from meshswarm.dht.table import Neighbour
 from meshswarm.dht.upkeep import Periods, Upkeep
 from meshswarm.identity import Identity, PeerId
+from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
@@ -42,6 +43,7 @@ FRESH_S = 5.0  # an answer this young is given again without asking
 STALE_S = 60.0  # one this young is given again too, and refreshed behind it
 LEAVE_TIMEOUT_S = 3.0
 _MAX_MEMORIES = 64
+_FIRST_CONNECTIONS = 8  # each of them may show at once where this peer is; later ones are looked at every round
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,7 @@ class Dht:
         self._clock = clock
         self._rng = rng or random.Random()
         self._reachability = Reachability(server)
+        self._n_connected = 0
         self._topics = Topics(swarm)
         self._core = Core(identity, self._topics, secret=os.urandom(32), sender=self._sender())
         self._questions = Questions(endpoint, self._core, clock, self._met, question_timeout_s)
@@ -100,8 +103,8 @@ class Dht:
             )
         for kind, answer in ((messages.DIAL_BACK, self._answer_dial_back), (messages.DIAL, self._answer_dial)):
             endpoint.handle_request(kind, answer, max_request_bytes=4096, max_reply_bytes=4096)
-        endpoint.on_connection(lambda connection: self._core.saw_instance(connection.peer_id, connection.instance))
-        swarm.on_change(self._core.store.seal_again)
+        endpoint.on_connection(self._connected)
+        swarm.on_change(self._swarm_changed)
 
     # -- membership
 
@@ -217,6 +220,16 @@ class Dht:
         """What a person should know about the swarm: clocks that are wrong, keys that two peers use, crowds."""
         return self._core.notices.sentences
 
+    def _connected(self, connection: Connection) -> None:
+        self._core.saw_instance(connection.peer_id, connection.instance)
+        self._n_connected += 1
+        if self._n_connected <= _FIRST_CONNECTIONS:
+            self._renew_sender()
+
+    def _swarm_changed(self) -> None:
+        self._core.swarm_changed()
+        self._memories.clear()
+
     def _sender(self) -> Sender:
         addresses = (*self._reachability.extra_addresses, *self._endpoint.addresses)
         return Sender(self._reachability.is_server, addresses)
@@ -242,9 +255,10 @@ class Dht:
         verdict = Verdict.UNKNOWN
         if connection is not None and not is_local(connection.remote_address):
             address = connection.remote_address
-            dialler = self._core.dialler_for(peer, address, self._rng)
-            if dialler is not None:
+            for dialler in self._core.diallers_for(peer, address, self._rng):
                 verdict = await self._questions.dial_for(dialler, Contact(peer, (address,)))
+                if verdict is not Verdict.UNKNOWN:
+                    break
         return messages.encode_verdict(self._core.sender, verdict)
 
     async def _answer_dial(self, peer: PeerId, question: bytes) -> bytes:

@@ -57,7 +57,7 @@ class RecordStore:
 
     def check(self, record: SignedRecord, now: float) -> StoreStatus:
         """`STORED` when the record is well signed, of this swarm and alive, wherever it may belong."""
-        if record.scope != self._topics.scope:
+        if record.scope != self._topics.scope or not self._topics.admits(record.author):
             return StoreStatus.INVALID
         if record.is_expired(now):
             return StoreStatus.EXPIRED
@@ -76,11 +76,15 @@ class RecordStore:
         allowed = frozenset(self._topics.of_record(record))
         return [self._put_under(k, record, now, network) if k in allowed else StoreStatus.INVALID for k in wanted]
 
-    def seal_again(self) -> None:
-        """The swarm's key has changed: what is sent from now on is sealed with the new one."""
-        for key, records in self._under.items():
-            for identity, kept in records.items():
-                records[identity] = replace(kept, sealed=self._topics.seal(key, kept.record.wire))
+    def renew(self) -> None:
+        """The swarm has changed: what is sent from now on is sealed with its new key, and what members said who have
+        been expelled since is forgotten."""
+        for key, records in list(self._under.items()):
+            for identity, kept in list(records.items()):
+                if self._topics.admits(kept.record.author):
+                    records[identity] = replace(kept, sealed=self._topics.seal(key, kept.record.wire))
+                else:
+                    self._remove(key, identity)
 
     def expire(self, now: float) -> None:
         """Forgets what has ended."""

@@ -185,18 +185,22 @@ class RoutingTable:
         """A peer did not answer: it is left alone for a while, and given up the second time in a row (then True)."""
         if self.back_off.failed(peer, now, tried) < MAX_FAILURES:
             return False
+        self.drop(peer)
+        return True
+
+    def drop(self, peer: PeerId) -> None:
+        """Forgets a peer; one that waited for a place takes its own."""
         bucket = self._bucket(node_id(peer))
         bucket.replacement_nodes.pop(node_id(peer), None)
         dropped: Neighbour | None = bucket.nodes.get(node_id(peer))
         if dropped is None:
-            return True
+            return
         self._remove(bucket, dropped)
         for follower in reversed(list(bucket.replacement_nodes.values())):
             if self._has_room_for(bucket, follower):
                 del bucket.replacement_nodes[follower.id]
                 self._add(bucket, follower)
                 break
-        return True
 
     def get(self, peer: PeerId) -> Neighbour | None:
         identity = node_id(peer)
