@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.identity import Identity
@@ -30,6 +30,7 @@ def test_nobody_else_can() -> None:
             other.open(sealed)
 
 
+@settings(deadline=None)
 @given(at=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_a_changed_parcel_is_refused(at: int, flip: int) -> None:
     receiver = Receiver(BOB, ALICE)

@@ -6,7 +6,7 @@ import base64
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.config import Address
@@ -23,6 +23,7 @@ def invite(**changes: object) -> Invite:
     return Invite(**{"name": "office", "key": KEY, "lineage": KEY, "owner": OWNER, **changes})
 
 
+@settings(deadline=None)
 @given(
     key=st.binary(min_size=32, max_size=32),
     lineage=st.binary(min_size=32, max_size=32),
@@ -55,6 +56,7 @@ def test_case_spaces_and_line_breaks_do_not_matter() -> None:
     assert Invite.parse(f"\n  {word[:30].upper()}\r\n {word[30:90]} \t{word[90:]}\n") == invite()
 
 
+@settings(deadline=None)
 @given(at=st.integers(0, 10**6), other=st.sampled_from("abcdefghijklmnopqrstuvwxyz234567"))
 def test_any_changed_letter_is_noticed(at: int, other: str) -> None:
     word = invite(peers=((ALICE, ADDRESSES),)).encode()
@@ -93,6 +95,7 @@ def test_an_invite_cannot_choose_a_name_that_is_no_folder_or_no_private_swarms(n
         Invite.parse(invite(name=name).encode())
 
 
+@settings(deadline=None)
 @given(payload=st.binary(max_size=200))
 def test_nonsense_with_a_right_checksum_is_refused(payload: bytes) -> None:
     coded = base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.dht.wire import WireError
@@ -41,6 +41,7 @@ def test_nobody_else_signs_and_no_other_swarm_is_meant() -> None:
             MemberList.decode(data, owner, swarm)
 
 
+@settings(deadline=None)
 @given(at=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_no_changed_byte_is_believed(at: int, flip: int) -> None:
     wire = member_list(expelled=PEERS[:2]).signed(OWNER).wire
@@ -49,6 +50,7 @@ def test_no_changed_byte_is_believed(at: int, flip: int) -> None:
         MemberList.decode(wire[:at] + bytes([wire[at] ^ flip]) + wire[at + 1 :], OWNER.peer_id, SWARM)
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=300))
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):

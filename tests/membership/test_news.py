@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.dht.wire import WireError
@@ -102,6 +102,7 @@ def test_the_largest_answer_fits() -> None:
     assert Answer.unpack(answer.pack()) == answer
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=300))
 def test_garbage_is_refused_by_name(data: bytes) -> None:
     for read in (Question.unpack, Answer.unpack):

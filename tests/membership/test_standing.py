@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.identity import Identity, PeerId
@@ -119,6 +119,7 @@ def test_a_new_invite_lets_in_who_was_away_for_too_long() -> None:
     assert back.invited(THIRD, 99) is back
 
 
+@settings(deadline=None)
 @given(
     acts=st.lists(
         st.tuples(st.sampled_from(["rotate", "strict", "expel", "admit"]), st.integers(0, 3 * WEEK)), max_size=8
