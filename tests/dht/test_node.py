@@ -401,3 +401,48 @@ async def test_swarms_do_not_mix(loopback: Loopback) -> None:
         assert one.dht.known_peers() == []
     finally:
         await other.close()
+
+
+async def test_two_peers_with_one_key_are_noticed_by_those_they_meet(loopback: Loopback) -> None:
+    """The second one is started from a copy of the first one's folder; each dials again when the other took over."""
+    witness = await loopback.start(1)
+    one = await loopback.start(2, run=False)
+    twin = await loopback.start(2, run=False)
+    for _ in range(2):
+        for each in (one, twin):
+            await each.dht.join([witness.reach])
+    await until(lambda: any(one.endpoint.peer_id.short in said for said in witness.dht.notices))
+
+
+async def test_on_one_machine_everybody_is_a_server_without_asking(loopback: Loopback) -> None:
+    peers = await loopback.chain(3)
+    for peer in peers:
+        peer.dht._renew_sender()
+        assert peer.dht.is_server
+        assert not peer.dht._reachability.wants_check(loopback.clock.now)
+
+
+async def test_a_clock_that_is_hours_off_is_said_at_the_first_words(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    two.dht._clock = two.dht._questions._clock = lambda: loopback.clock.now - 7200.0
+    two.dht._upkeep._clock = two.dht._questions._clock
+    await two.dht._questions.ping(two.dht._core.table.neighbours()[0].contact)
+    [said] = two.dht.notices
+    assert f"the clock of peer {one.endpoint.peer_id.short} is about 2 h ahead of this machine's" in said
+    assert any("2 h behind this machine's" in sentence for sentence in one.dht.notices)
+
+
+async def test_a_private_swarm_works_sealed_over_real_connections() -> None:
+    ours = Loopback(Swarm("ours", b"k" * 32))
+    try:
+        peers = await ours.chain(3)
+        await peers[0].serve("0:30")
+        for peer in peers:
+            assert await peer.sees(fresh=True) == {peers[0].endpoint.peer_id: "0:30"}
+        key = peers[1].dht._topics.block(MODEL, 0)
+        [sealed] = peers[1].dht._core.store.sealed(key, ours.clock.now)
+        assert MODEL not in sealed
+        ours.swarm.renew([b"n" * 32, b"k" * 32], expelled=[peers[0].endpoint.peer_id])
+        assert await peers[2].sees() == {}
+    finally:
+        await ours.close()
