@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshswarm.errors import ConfigError
@@ -141,6 +141,7 @@ def test_a_public_swarm_admits_everybody_who_knows_its_name() -> None:
 # -- sealed data
 
 
+@settings(deadline=None)
 @given(key=st.binary(max_size=20), data=st.binary(max_size=300), at=st.integers(0, 10_000))
 def test_sealed_data_is_for_members_under_its_key_alone(key: bytes, data: bytes, at: int) -> None:
     swarm = Swarm("office", KEY)
@@ -188,6 +189,7 @@ def test_rendezvous_hashes_change_by_the_day_and_overlap_near_midnight() -> None
     assert len({noon, tomorrow, *Swarm("office").rendezvous_hashes(NOON), swarm.dht_key(b"")}) == 4
 
 
+@settings(deadline=None)
 @given(a=st.floats(0, 2e9), skew=st.floats(-EDGE_S, EDGE_S))
 def test_members_meet_although_a_clock_is_hours_off(a: float, skew: float) -> None:
     swarm = Swarm("office", KEY)
