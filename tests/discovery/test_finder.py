@@ -94,10 +94,9 @@ async def test_the_peers_of_last_time_are_met_again_though_a_ghost_comes_first(
     ghosts = [SeenPeer(Identity.generate().peer_id, (silent,), now) for _ in range(5)]
     known.save([*ghosts, SeenPeer(there.peer_id, (there.address,), now - 1000)], now)
     peer = Peer(here, KnownSource(known))
-    begun = time.monotonic()
     async with peer.looking() as finder:
         assert await finder.first() is True
-        assert time.monotonic() - begun < 1.5, "the ghosts take 2 s and nobody waits for them"
+        assert not any(isinstance(news, Missed) for news in peer.told), "nobody waits for the ghosts"
     assert peer.met == [(there.peer_id, (there.address,))]
     assert peer.told[0] == Found(there.peer_id, there.address, Source.KNOWN)
 
@@ -107,7 +106,7 @@ async def test_a_ghost_alone_costs_two_seconds(bind: Bind, silent: Address) -> N
     begun = time.monotonic()
     async with peer.looking() as finder:
         assert await finder.first() is False
-    assert 1.9 < time.monotonic() - begun < 3.5
+    assert 1.9 < time.monotonic() - begun < 8, "2 s and what a busy machine adds"
     (missed,) = peer.told
     assert isinstance(missed, Missed) and "no answer in 2 s" in missed.reason
     assert report(peer.finder, Source.ASKED).startswith("1 possible peer, 1 dialled, 0 reached (peer ")

@@ -71,7 +71,7 @@ def test_a_start_among_ghosts_is_a_start(start_peer: PeerStarter) -> None:
         peer.wait_for("started")
         begun = time.monotonic()
         alone = peer.wait_for("alone")
-        assert time.monotonic() - begun < 5, "1 s for the list and 2.5 s for those on it, on a busy machine"
+        assert time.monotonic() - begun < 12, "3.5 s and what a busy machine adds; one after the other would take 80"
         assert alone["tried"][0]["candidates"] == 40
         assert peer.stop() == 0
     assert len(known.load(now)) == 40, "a start without a network forgets nobody"

@@ -68,6 +68,8 @@ def _first_start(event: Event) -> str:
             )
     peers, programs = event["address"].rpartition(":")[2], event["api"].split("://")[1].partition("/")[0]
     lines.append(f"Ports: UDP {peers} for other peers, to be let in by a firewall; TCP {programs} for your programs")
+    if event["announced"]:
+        lines.append(f"Announced: {', '.join(event['announced'])} (--no-lan, --no-rendezvous turn that off)")
     return "\n".join(lines)
 
 

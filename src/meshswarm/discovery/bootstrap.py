@@ -40,6 +40,8 @@ class Bootstrap:
         report: Report,
     ) -> None:
         sources, off = make_sources(settings, endpoint, swarm, known, asked)
+        self.announced = [each.source.words for each in sources if each.source in (Source.LAN, Source.RENDEZVOUS)]
+        """Where others are told that this peer is there, in words."""
         self._dht = dht
         self._swarm = swarm
         self._known = known
