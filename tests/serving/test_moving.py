@@ -159,7 +159,10 @@ async def test_in_a_large_swarm_records_are_read_again_when_somebody_is_missed_a
         world.lost = frozenset(OTHERS[:n_lost])
         await world.mover.think()
         assert len(world.asked) == n_read
-    world.now += moving.READ_S
+    world.now += moving.MANY_READ_S - 1
+    await world.mover.think()
+    assert len(world.asked) == 3
+    world.n_peers = 50
     await world.mover.think()
     assert len(world.asked) == 4 and not world.moves
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 
+from meshswarm.dht.known_peers import MAX_KNOWN_PEERS
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
@@ -29,9 +30,11 @@ from meshswarm.stage.sizes.memory import MemoryModel
 
 LOOK_S = 1.0  # how often it is seen whether a peer has gone
 START_SPREAD_S = 1.0  # not everybody asks at the same moment
-FEW = 32  # peers among whom asking who serves what costs next to nothing
-READ_S = 600.0  # among more, what is said in records is read again so often
-NEWS_READ_S = 30.0  # and when somebody is missed: no oftener than that
+READ_S = ((8, 0.0), (MAX_KNOWN_PEERS - 1, 120.0))
+"""How many peers are known at most, and how often records are then read: in a swarm of strangers, where each question
+needs a new connection, one reading of an 80-layer model is about 2 MB."""
+MANY_READ_S = 1200.0
+NEWS_READ_S = 30.0  # when somebody is missed: no oftener than that
 LOADING_S = 900.0  # who is on the way to layers for longer is not waited for any more
 STEADY_ROUNDS = 2  # so often must a peer be spare, or needed, before it says so
 
@@ -130,10 +133,11 @@ class Mover:
     async def _read(self, n_layers: int, *, fresh: bool) -> None:
         """Ask the table who serves what, where that is due."""
         now, missed = self._clock(), self._missed()
-        are_few = len(self._around.dht.known_peers()) <= FEW
-        is_news = any(record.peer in missed - self._read_without for record in self._records)
-        after_s = 0.0 if fresh or are_few else NEWS_READ_S if is_news else READ_S
-        if now - self._read_s >= after_s:
+        n_known = len(self._around.dht.known_peers())
+        after_s = next((after_s for n_most, after_s in READ_S if n_known <= n_most), MANY_READ_S)
+        if any(record.peer in missed - self._read_without for record in self._records):
+            after_s = min(after_s, NEWS_READ_S)
+        if fresh or now - self._read_s >= after_s:
             model_id = self._serving.record().model_id
             self._records = await self._around.dht.coverage(model_id, n_layers, fresh=fresh)
             self._read_s, self._read_without = now, missed
