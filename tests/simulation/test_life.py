@@ -15,6 +15,7 @@ from tests.simulation.malice import Malice, corrupt, grind
 from tests.simulation.meter import find_record
 from tests.simulation.network import Network
 from tests.simulation.peers import Crowd, coverage_record
+from tests.simulation.pricing import price_out
 from tests.simulation.scenarios import live
 from tests.simulation.shortcuts import shortcuts
 
@@ -134,3 +135,11 @@ def test_a_flash_crowd_joins_through_one_peer() -> None:
         assert not network.faults
 
     run(main(), loop)
+
+
+def test_liars_about_speed_are_priced_out_after_their_first_sessions() -> None:
+    seen = price_out(60, SEED + 5, n_heads=6)
+    told = f"seed {SEED + 5}: {seen}"
+    assert seen.harmed_first > 0.1, f"the liars did no harm, so this proves nothing: {told}"
+    assert seen.uses_median <= 2 and seen.uses_p90 <= 5, told
+    assert seen.harmed_last <= 0.1 and seen.slowdown_last < 1.15, told
