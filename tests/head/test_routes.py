@@ -397,7 +397,9 @@ async def test_while_a_session_still_runs_others_learn_from_it(scene: Scene) -> 
     session = await scene.routes.open(NEEDS, await scene.routes.coverage(CARD))
     await asyncio.wait_for(Rounds(session, 17).done.wait(), 10)
     assert await scene.hops() == [honest.endpoint]
+    assert scene.routes.in_use() == {liar.endpoint.peer_id}
     session.cancel()
+    assert not scene.routes.in_use()
 
 
 async def test_who_is_leaving_is_gone_round_and_who_is_busy_is_priced_by_it(scene: Scene) -> None:

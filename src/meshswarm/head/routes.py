@@ -264,6 +264,10 @@ class Routes:
         known = self._dht.rtt_s(peer)
         return self._rtts.get(peer) if known is None else known
 
+    def in_use(self) -> frozenset[PeerId]:
+        """The peers that sessions of this head go through now."""
+        return frozenset(self._sessions_at())
+
     def _sessions_at(self, apart_from: RouteSession | None = None) -> Counter[PeerId]:
         """How many sessions of this head are at work at each peer."""
         return Counter(
