@@ -43,6 +43,7 @@ class World:
         self.lost: frozenset[PeerId] = frozenset()
         self.loads: dict[PeerId, LoadReport] = {}
         self.n_peers = 5
+        self.can_move = True
         self.on_fresh: Any = lambda: None
         self.error: Exception | None = None
         self.now = URGENT
@@ -78,8 +79,9 @@ class World:
 
     async def _go_over(self, span: Span, *, beside: bool) -> bool:
         self.moves.append((span, beside))
-        self.set(OWN, span=span)
-        return True
+        if self.can_move:
+            self.set(OWN, span=span)
+        return self.can_move
 
     async def _stand_by(self, is_spare: bool, reason: str) -> None:
         self.spare.append(is_spare)
@@ -115,6 +117,16 @@ async def test_it_goes_where_a_holder_is_missing_after_a_second_look(world: Worl
     assert world.asked == [False, True]
     assert world.moves == [(Span(6, 12), True)]
     assert [event["event"] for event in world.events] == ["moving", "moved"]
+
+
+async def test_a_move_that_came_to_nothing_is_not_tried_again_at_once(world: World) -> None:
+    alone_to_fill_the_gap(world)
+    world.can_move = False
+    for n_moves, after_s in ((1, 0), (1, moving.FAILED_S - 1), (2, 1)):
+        world.now += after_s
+        await world.mover.think()
+        assert len(world.moves) == n_moves
+    assert [event.get("done") for event in world.events if event["event"] == "moved"] == [False, False]
 
 
 async def test_it_stays_when_the_second_look_shows_that_somebody_else_goes(world: World) -> None:

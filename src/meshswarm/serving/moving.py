@@ -36,6 +36,7 @@ needs a new connection, one reading of an 80-layer model is about 2 MB."""
 MANY_READ_S = 1200.0
 NEWS_READ_S = 30.0  # when somebody is missed: no oftener than that
 LOADING_S = 900.0  # who is on the way to layers for longer is not waited for any more
+FAILED_S = 120.0  # after a move that came to nothing
 STEADY_ROUNDS = 2  # so often must a peer be spare, or needed, before it says so
 
 
@@ -59,6 +60,7 @@ class Mover:
         self._clock = clock
         self._rng = rng or random.Random()
         self._moved_s = clock()
+        self._not_before_s = float("-inf")
         self._model: MemoryModel | None = None
         self._records: list[CoverageRecord] = []
         self._coming: dict[tuple[PeerId, Span], float] = {}  # since when others are on the way to layers
@@ -88,15 +90,23 @@ class Mover:
             if isinstance(decision, Stay):
                 await self._stand_by(decision)
                 return
+            if self._clock() < self._not_before_s:
+                return
             await asyncio.sleep(decision.wait_s)
             decision = await self._decide(fresh=True)
             if isinstance(decision, Move):
-                self._around.report({"event": "moving", "layers": str(decision.span), "message": decision.reason})
-                self._moved_s = self._clock()
-                is_done = await self._serving.go_over(decision.span, beside=decision.is_beside)
-                self._around.report({"event": "moved", **self._serving.facts(), "done": is_done})
+                await self._move(decision)
         except MeshswarmError as error:  # the next round comes
             self._around.report({"event": "warning", "message": f"Layers could not be exchanged: {error}"})
+
+    async def _move(self, move: Move) -> None:
+        self._around.report({"event": "moving", "layers": str(move.span), "message": move.reason})
+        self._moved_s = self._clock()
+        self._not_before_s = self._moved_s + FAILED_S
+        is_done = await self._serving.go_over(move.span, beside=move.is_beside)
+        if is_done:
+            self._not_before_s = float("-inf")
+        self._around.report({"event": "moved", **self._serving.facts(), "done": is_done})
 
     async def _stand_by(self, decision: Stay) -> None:
         is_spare, n_rounds = self._standing
