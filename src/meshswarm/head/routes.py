@@ -38,6 +38,7 @@ from meshswarm.ledger.bookkeeper import Bookkeeper
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.cost import turn_us, unmeasured
 from meshswarm.routing.gossip.news import QUIET, News
+from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.loads import dated, queues, with_loads
 from meshswarm.routing.measured import MeasuredSpeed, MeasuredSpeeds, Share
 from meshswarm.routing.planner import Planning, Route, Situation, repriced
@@ -197,7 +198,7 @@ class Routes:
         now = asyncio.get_running_loop().time()
         self._busy_until = {peer: until for peer, until in self._busy_until.items() if until > now}
         rtts = {record.peer: self._rtt_s(record.peer) for record in records}
-        waits = queues(records, self._news.loads())
+        waits = queues(records, self._loads())
         for peer, until in self._busy_until.items():
             waits[peer] = max(waits.get(peer, 0.0), until - now)
         return Situation(
@@ -225,11 +226,15 @@ class Routes:
 
     def current(self, records: Iterable[CoverageRecord]) -> list[CoverageRecord]:
         """The records, with what their peers said since."""
-        return with_loads(records, self._news.loads())
+        return with_loads(records, self._loads())
+
+    def _loads(self) -> dict[PeerId, LoadReport]:
+        """Others' reports: of itself this peer knows better."""
+        return {peer: load for peer, load in self._news.loads().items() if peer != self._endpoint.peer_id}
 
     def reported_ms(self, records: Iterable[CoverageRecord]) -> dict[PeerId, int]:
         """When each peer whose report counts said it, by its own clock."""
-        return dated(records, self._news.loads())
+        return dated(records, self._loads())
 
     def measured(self, model_id: bytes, records: Iterable[CoverageRecord]) -> dict[PeerId, MeasuredSpeed]:
         """What this head's own sessions have shown of the speed of others."""
