@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.routing.peers import peer, record
 
 from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.loads import dated, queues, with_loads
 from meshswarm.span import Span
-from tests.routing.peers import peer, record
 
 RECORD = record(1, "0:10", us=100, us_4=250, us_16=900, free=4096)
 REPORT = LoadReport(
-    peer(1), model_id=bytes(32), span=Span(0, 10), n_layers=30, queue_s=0.25, free_kv_tokens=512, us_per_layer=200, at_ms=7
+    peer(1), at_ms=7, model_id=bytes(32), span=Span(0, 10), n_layers=30, queue_s=0.25, free_kv_tokens=512,
+    us_per_layer=200,
 )  # fmt: skip
 
 
