@@ -6,6 +6,7 @@ Every failure names the seed; `MESHSWARM_SEED=N pytest tests/simulation` replays
 import asyncio
 import math
 import os
+import statistics
 from collections.abc import Coroutine
 from typing import Any
 
@@ -138,8 +139,10 @@ def test_a_flash_crowd_joins_through_one_peer() -> None:
 
 
 def test_liars_about_speed_are_priced_out_after_their_first_sessions() -> None:
-    seen = price_out(60, SEED + 5, n_heads=6)
-    told = f"seed {SEED + 5}: {seen}"
-    assert seen.harmed_first > 0.1, f"the liars did no harm, so this proves nothing: {told}"
-    assert seen.uses_median <= 2 and seen.uses_p90 <= 5, told
-    assert seen.harmed_last <= 0.1 and seen.slowdown_last < 1.15, told
+    worlds = [price_out(60, SEED + number, n_heads=4) for number in range(4)]
+    told = f"seeds from {SEED}: {worlds}"
+    harmed_first = statistics.mean(world.harmed_first for world in worlds)
+    harmed_last = statistics.mean(world.harmed_last for world in worlds)
+    assert harmed_first > 0.15, f"the liars did too little harm to prove anything: {told}"
+    assert harmed_last < min(0.1, harmed_first / 2), told
+    assert all(world.uses_median <= 2 for world in worlds), told
