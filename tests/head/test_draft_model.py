@@ -39,10 +39,15 @@ def store(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return made
 
 
+@pytest.fixture(scope="module")
+def slices(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Slices:
+    """One for all tests: a file is tried in a child process once."""
+    return Slices(store, tmp_path_factory.mktemp("slices"))
+
+
 @pytest.fixture
-async def model(store: Store, tmp_path: Path) -> AsyncIterator[DraftModel]:
+async def model(store: Store, slices: Slices) -> AsyncIterator[DraftModel]:
     (info,) = store.models()
-    slices = Slices(store, tmp_path)
     loaded = await DraftModel.load(info.id_text, store, slices, n_ctx=N_CTX, n_threads=1)
     try:
         yield loaded
