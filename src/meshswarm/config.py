@@ -163,6 +163,11 @@ class Home:
         return self.root / "private-swarms.json"
 
     @property
+    def dht_nodes(self) -> Path:
+        """Nodes of BitTorrent's DHT that answered: where a rendezvous starts from."""
+        return self.root / "dht-nodes.json"
+
+    @property
     def vocabularies(self) -> Path:
         """Model files without weights, made from headers, which llama.cpp tokenises with."""
         return self.root / "vocabularies"

@@ -191,15 +191,17 @@ class Peer:
         self.dht = Dht(self.endpoint, self.identity, swarm)
         known = KnownPeers(self.membership.known_peers, self.identity, swarm.swarm_id)
         self._bootstrap = Bootstrap(
-            self.settings.discovery, self.endpoint, self.dht, swarm, known, self._asked(), self._report
+            self.settings.discovery, self.endpoint, self.dht, swarm, known, self._asked(), self._report, home.dht_nodes
         )
         sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         self.gossip = GossipNode(self.endpoint, self.identity, swarm)
-        self._load = LoadTeller(self.identity.peer_id, self.gossip, self.dht, self.spans, lambda: self._serving)
         offer_headers(self.endpoint, self.store)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records, news=self.gossip)
+        self._load = LoadTeller(
+            self.identity.peer_id, self.gossip, self.dht, self.spans, lambda: self._serving, routes.in_use
+        )
         self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
         speeds = OwnSpeeds(home.speeds)
         self._forecast = Forecast(routes, directory, self.store, speeds, self.identity.peer_id)

@@ -55,7 +55,7 @@ def dht_node(host: str, bootstrap: str = "") -> Any:
     return libtorrent.session(parameters)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def mainline() -> Iterator[Address]:
     """One node of a DHT of four, to start from."""
     first = dht_node("127.0.0.1")

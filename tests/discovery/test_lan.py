@@ -139,7 +139,7 @@ async def test_a_public_swarm_s_packets_name_the_peer(swarm: Swarm) -> None:
 
 
 async def test_a_private_peer_has_another_name_every_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENAME_CHECK_S", 0.05)
+    monkeypatch.setattr(module, "CHECK_S", 0.05)
     swarm, clock = Swarm("office", secrets.token_bytes(32)), Clock()
     today = source(swarm, 4801, clock=clock)
     async with looking(today, source(swarm, 4802, clock=clock)) as (_, found):
@@ -151,6 +151,19 @@ async def test_a_private_peer_has_another_name_every_day(monkeypatch: pytest.Mon
     labels = [name.removesuffix(f".{SERVICE}") for name in (first, second)]
     assert not set(labels[0].split("-")) & set(labels[1].split("-"))
     assert [is_of_swarm(label, swarm, NOW + 3 * DAY_S) for label in labels] == [False, False]
+
+
+async def test_a_machine_that_comes_into_another_network_is_announced_there(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ["127.0.0.1"]
+    monkeypatch.setattr(module, "CHECK_S", 0.05)
+    monkeypatch.setattr(module, "own_addresses", lambda *_: list(here))
+    async with looking(source(swarm, 4801), source(swarm, 4802)) as (found, _):
+        assert (await found.get()).addresses == (Address("127.0.0.1", 4802),)
+        here[:] = ["127.0.0.2"]
+        while (await found.get()).addresses != (Address("127.0.0.2", 4802),):
+            pass
 
 
 async def test_hostile_announcements_end_nothing(swarm: Swarm) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import builtins
 import time
+from pathlib import Path
 from typing import Any
 
 import libtorrent
 import psutil
 import pytest
+from tests.discovery.conftest import dht_node
 
 from meshswarm.config import Address
 from meshswarm.discovery import mainline as module
 from meshswarm.discovery.candidate import SourceError
+from meshswarm.discovery.dht_nodes import load_nodes, save_nodes
 from meshswarm.discovery.mainline import MainlineSource
 from meshswarm.net.swarm import Swarm
 
@@ -66,6 +69,28 @@ async def test_who_only_looks_is_not_seen(swarm: Swarm, mainline: Address, monke
         assert await round_of(looking) == [], "what the first look-up left behind is nothing"
     finally:
         await looking.close()
+
+
+async def test_nodes_that_answered_are_a_way_in_when_those_to_start_from_have_gone(
+    swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 2.5)
+    node = dht_node("127.0.0.8")
+    mainline, file = Address("127.0.0.8", node.listen_port()), tmp_path / "dht-nodes.json"
+    save_nodes(file, [Address("127.0.0.7", 9), mainline])
+    gone = Address("127.0.0.1", 9)
+    sources = [
+        MainlineSource(swarm, ONE.host, ONE.port, nodes=[mainline]),
+        MainlineSource(swarm, TWO.host, TWO.port, nodes=[gone], remembered=file),
+    ]
+    try:
+        await round_of(sources[0])
+        assert ONE in await round_of(sources[1])
+        kept = load_nodes(file)
+        assert mainline in kept and Address("127.0.0.7", 9) not in kept, "those that answered, and no others"
+    finally:
+        for each in sources:
+            await each.close()
 
 
 async def test_nobody_answering_is_a_sentence(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,15 @@ async def _look(search: Search) -> list[dict[str, Any]]:
     endpoint = await Endpoint.bind(identity, search.listen, swarm=membership.swarm)
     known = KnownPeers(membership.known_peers, identity, membership.swarm.swarm_id)
     asked = [*((peer, (address,)) for peer, address in search.join), *membership.invited]
-    sources, off = make_sources(search.discovery, endpoint, membership.swarm, known, asked, announces=False)
+    sources, off = make_sources(
+        search.discovery,
+        endpoint,
+        membership.swarm,
+        known,
+        asked,
+        announces=False,
+        remembered=home.dht_nodes if home.root.exists() else None,
+    )
     finder = Finder(sources, endpoint, _do_nothing, lambda: (), off=off)
     looking = asyncio.create_task(finder.run())
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from meshswarm.dht.known_peers import KnownPeer, KnownPeers
@@ -26,8 +27,8 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 class Bootstrap:
-    """`run` it. `asked`: peers that a person named. `report` hears the events `joined`, `alone`, `join-failed` and
-    `warning`."""
+    """`run` it. `asked`: peers that a person named; `remembered`: a file for nodes of BitTorrent's DHT. `report` hears
+    the events `joined`, `alone`, `join-failed` and `warning`."""
 
     def __init__(
         self,
@@ -38,8 +39,9 @@ class Bootstrap:
         known: KnownPeers,
         asked: Sequence[KnownPeer],
         report: Report,
+        remembered: Path | None = None,
     ) -> None:
-        sources, off = make_sources(settings, endpoint, swarm, known, asked)
+        sources, off = make_sources(settings, endpoint, swarm, known, asked, remembered=remembered)
         self.announced = [each.source.words for each in sources if each.source in (Source.LAN, Source.RENDEZVOUS)]
         """Where others are told that this peer is there, in words."""
         self._dht = dht

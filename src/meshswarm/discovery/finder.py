@@ -123,6 +123,7 @@ class Finder:
                         async with asyncio.timeout(max(0.01, wait_s)):
                             await self._wake.wait()
         finally:
+            self._settled.set()  # nobody is to wait for a search that is over
             for each in self._sources.values():
                 with contextlib.suppress(Exception):
                     await each.close()

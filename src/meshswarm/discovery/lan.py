@@ -14,7 +14,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 SERVICE = "_meshswarm._udp.local."
-RENAME_CHECK_S = 60.0
+CHECK_S = 30.0
 RESOLVE_MS = 3000
 MAX_RESOLVED_AT_A_TIME = 16
 MAX_WAITING = 256
@@ -73,38 +73,40 @@ class LanSource:
 
     async def candidates(self) -> AsyncIterator[Candidate]:
         try:
-            zeroconf = self._open()
+            while True:  # each time on the interfaces that there are then
+                async with contextlib.aclosing(self._listen()) as listening:
+                    async for candidate in listening:
+                        yield candidate
         except ImportError:
             raise SourceError("the package zeroconf is not installed, so the local network is not searched") from None
         except (OSError, RuntimeError, ValueError) as error:
             raise SourceError(f"the local network cannot be searched: {_reason(error)}") from None
-        announcing: asyncio.Task[None] | None = None
-        try:
-            browser = self._browser(zeroconf)
-            if self._announces:
-                announcing = asyncio.create_task(self._announce(zeroconf))
-            getting: asyncio.Task[Candidate] | None = None
-            try:
-                while True:
-                    getting = asyncio.create_task(self._found.get())
-                    duties = {getting} if announcing is None else {getting, announcing}
-                    await asyncio.wait(duties, return_when=asyncio.FIRST_COMPLETED)
-                    if announcing is not None and announcing.done():
-                        announcing.result()
-                    yield getting.result()
-            finally:
-                if getting is not None:
-                    getting.cancel()
-                await browser.async_cancel()
-        except OSError as error:
-            raise SourceError(f"the local network cannot be searched: {_reason(error)}") from None
-        finally:
-            await self._stop(zeroconf, announcing)
 
     async def close(self) -> None:
         """Nothing is held when no round runs."""
 
     # -- inside
+
+    async def _listen(self) -> AsyncGenerator[Candidate, None]:
+        """Until this machine's addresses change."""
+        zeroconf = self._open()
+        browser = self._browser(zeroconf)
+        watching = asyncio.create_task(self._announce(zeroconf))
+        try:
+            while True:
+                getting = asyncio.create_task(self._found.get())
+                try:
+                    await asyncio.wait({getting, watching}, return_when=asyncio.FIRST_COMPLETED)
+                    if watching.done():
+                        watching.result()
+                        return
+                    candidate = getting.result()
+                finally:
+                    getting.cancel()
+                yield candidate
+        finally:
+            await browser.async_cancel()
+            await self._stop(zeroconf, watching)
 
     def _open(self) -> AsyncZeroconf:
         from zeroconf import InterfaceChoice, IPVersion
@@ -121,20 +123,22 @@ class LanSource:
             return AsyncZeroconf(interfaces=wanted, ip_version=IPVersion.V4Only)
 
     async def _announce(self, zeroconf: AsyncZeroconf) -> None:
-        """Says that this peer is there, under another name whenever the swarm's own has changed."""
+        """Says that this peer is there, under another name whenever the swarm's own has changed. Ends when this
+        machine's addresses are others: zeroconf goes on with the interfaces that it began with."""
+        addresses = own_addresses(self._bound, self._takes)
         lan_name, info = "", None
-        while True:
+        while own_addresses(self._bound, self._takes) == addresses:
             current = self._swarm.lan_name(self._clock())
-            if current != lan_name:
+            if self._announces and current != lan_name:
                 if info is not None:
                     await zeroconf.async_unregister_service(info)
-                lan_name, info = current, self._service(current)
+                lan_name, info = current, self._service(current, addresses)
                 self._own.add(info.name)
                 # A name with 64 random bits needs no asking whether somebody has it.
                 await zeroconf.async_register_service(info, cooperating_responders=True)
-            await asyncio.sleep(RENAME_CHECK_S)
+            await asyncio.sleep(CHECK_S)
 
-    def _service(self, lan_name: str) -> AsyncServiceInfo:
+    def _service(self, lan_name: str, addresses: list[str]) -> AsyncServiceInfo:
         from zeroconf.asyncio import AsyncServiceInfo
 
         label = make_label(lan_name, os.urandom(NONCE_BYTES))
@@ -142,7 +146,7 @@ class LanSource:
             SERVICE,
             f"{label}.{SERVICE}",
             port=self._bound.port,
-            parsed_addresses=own_addresses(self._bound, self._takes),
+            parsed_addresses=addresses,
             properties={} if self._swarm.is_private else {_ID: str(self._peer)},
             server=f"{label}.local.",
         )
@@ -182,8 +186,8 @@ class LanSource:
             with contextlib.suppress(asyncio.QueueFull):  # more than anybody waits for: they are announced again
                 self._found.put_nowait(Candidate(peer, addresses, Source.LAN))
 
-    async def _stop(self, zeroconf: AsyncZeroconf, announcing: asyncio.Task[None] | None) -> None:
-        tasks = [*self._resolving.values(), *([announcing] if announcing is not None else [])]
+    async def _stop(self, zeroconf: AsyncZeroconf, watching: asyncio.Task[None]) -> None:
+        tasks = [*self._resolving.values(), watching]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

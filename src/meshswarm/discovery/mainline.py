@@ -14,10 +14,12 @@ import ipaddress
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from meshswarm.config import Address, packed_host
 from meshswarm.discovery.candidate import Candidate, Source, SourceError
+from meshswarm.discovery.dht_nodes import load_nodes, save_nodes, unpack_nodes
 from meshswarm.net.swarm import Swarm
 
 ROUND_S = 12.0
@@ -51,10 +53,11 @@ CLOSED_NETWORK: dict[str, Any] = {
 
 class MainlineSource:
     """`port`: where peers are to dial this one. `host`: the address its socket is bound to. `nodes`: whom to start
-    from in a closed network, instead of libtorrent's public ones. `clock`: Unix time."""
+    from in a closed network, instead of libtorrent's public ones. `remembered`: a file for nodes that answered, to
+    start from next time. `clock`: Unix time."""
 
     source = Source.RENDEZVOUS
-    patience_s = 6.0
+    patience_s = 4.0
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class MainlineSource:
         port: int,
         *,
         nodes: Sequence[Address] = (),
+        remembered: Path | None = None,
         announces: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -70,6 +74,7 @@ class MainlineSource:
         self._host = host
         self._port = port
         self._nodes = tuple(nodes)
+        self._remembered = remembered
         self._announces = announces
         self._clock = clock
         self._session: _Session | None = None
@@ -101,16 +106,22 @@ class MainlineSource:
                     yield Candidate(None, (address,), Source.RENDEZVOUS)
         if not session.has_heard:
             raise SourceError(self.note)
+        await self._remember(session)
 
     async def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
+    async def _remember(self, session: _Session) -> None:
+        if self._remembered is not None:
+            await asyncio.to_thread(save_nodes, self._remembered, await session.nodes())
+
     async def _open(self) -> _Session:
         if self._session is None:
             try:
-                self._session = await _Session.start(self._host, self._nodes)
+                earlier = [] if self._remembered is None else await asyncio.to_thread(load_nodes, self._remembered)
+                self._session = await _Session.start(self._host, self._nodes, earlier)
             except ImportError:
                 raise SourceError("the package libtorrent is not installed, so there is no rendezvous") from None
             except (OSError, RuntimeError) as error:
@@ -126,11 +137,12 @@ class MainlineSource:
 class _Session:
     """libtorrent's session, as much of it as a rendezvous needs. Make one with `start`."""
 
-    def __init__(self, session: Any, libtorrent: Any) -> None:
+    def __init__(self, session: Any, libtorrent: Any, earlier: Sequence[Address]) -> None:
         self.has_heard = False
         self.n_nodes = 0
         self._session = session
         self._libtorrent = libtorrent
+        self._earlier = earlier
         self._arrived: list[Address] = []
         self._change = asyncio.Event()
         self._is_bootstrapped = False
@@ -142,7 +154,7 @@ class _Session:
         self._loop.add_reader(self._reader, self._drain)
 
     @classmethod
-    async def start(cls, host: str, nodes: Sequence[Address]) -> _Session:
+    async def start(cls, host: str, nodes: Sequence[Address], earlier: Sequence[Address] = ()) -> _Session:
         import libtorrent
 
         categories = libtorrent.alert.category_t
@@ -163,7 +175,11 @@ class _Session:
         parameters = libtorrent.session_params()
         parameters.settings = settings
         session = await asyncio.to_thread(libtorrent.session, parameters)
-        return cls(session, libtorrent)
+        return cls(session, libtorrent, earlier)
+
+    async def nodes(self) -> list[Address]:
+        """The nodes in its routing table: plain addresses, without the id that this one goes by."""
+        return await asyncio.to_thread(_nodes_of, self._session, self._libtorrent)
 
     async def bootstrapped(self, timeout_s: float) -> None:
         """Waits until the first nodes have answered, or none has in time."""
@@ -174,6 +190,9 @@ class _Session:
 
     def ask(self, hashes: Sequence[bytes], port: int | None) -> None:
         """Looks up who is under `hashes`, and puts `port` there unless it is None; then the look-up is part of that."""
+        if not self.has_heard:
+            for node in self._earlier:  # not sooner: libtorrent takes none before it has looked up where to start
+                self._session.add_dht_node((node.host, node.port))
         for each in hashes:
             target = self._libtorrent.sha1_hash(each)
             if port is None:
@@ -222,6 +241,13 @@ class _Session:
                     self.has_heard |= alert.values["dht.dht_bytes_in"] > 0
                     self.n_nodes = alert.values["dht.dht_nodes"]
         self._change.set()
+
+
+def _nodes_of(session: Any, libtorrent: Any) -> list[Address]:
+    flag = libtorrent.save_state_flags_t.save_dht_state
+    saved = libtorrent.bdecode(libtorrent.write_session_params_buf(session.session_state(flag), flag))
+    state = saved.get(b"dht state", {})
+    return unpack_nodes([*state.get(b"nodes", []), *state.get(b"nodes6", [])])
 
 
 def _end(only_reference: list[Any], writer: socket.socket) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from meshswarm.config import Address
 from meshswarm.dht.known_peers import KnownPeer, KnownPeers
@@ -68,8 +69,10 @@ def make_sources(
     asked: Sequence[KnownPeer],
     *,
     announces: bool = True,
+    remembered: Path | None = None,
 ) -> tuple[list[CandidateSource], dict[Source, str]]:
-    """The sources to use, and why each of the others is not. `announces` False: look, and say nothing of this peer."""
+    """The sources to use, and why each of the others is not. `announces` False: look, and say nothing of this peer.
+    `remembered`: a file for nodes of the public DHT that answered."""
     sources: list[CandidateSource] = [KnownSource(known)]
     off: dict[Source, str] = {}
     bound = endpoint.address
@@ -84,5 +87,14 @@ def make_sources(
     if why := settings.why_no_rendezvous(swarm, bound):
         off[Source.RENDEZVOUS] = why
     else:
-        sources.append(MainlineSource(swarm, bound.host, bound.port, nodes=settings.nodes, announces=announces))
+        sources.append(
+            MainlineSource(
+                swarm,
+                bound.host,
+                bound.port,
+                nodes=settings.nodes,
+                remembered=None if settings.nodes else remembered,
+                announces=announces,
+            )
+        )
     return sources, off
