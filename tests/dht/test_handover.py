@@ -28,6 +28,19 @@ def test_what_was_never_spread_is_owed_to_everybody_and_nobody_gets_it_twice(rec
     assert [handover.owes(record, KEY, peer) for peer in PEERS[:2]] == [False, True]
 
 
+def test_who_did_not_take_it_is_asked_again_with_the_next_one_only(
+    record: SignedRecord, make_record: Callable[..., SignedRecord]
+) -> None:
+    handover = Handover()
+    handover.spreads(record, KEY, SPACE)
+    handover.refused(record, KEY, PEERS[0].peer.key)
+    assert not handover.owes(record, KEY, PEERS[0])
+    assert not handover.is_thin(record, [KEY])
+    newer = make_record(seq=2)
+    handover.spreads(newer, KEY, SPACE)
+    assert handover.owes(newer, KEY, PEERS[0])
+
+
 def test_who_is_too_far_away_is_owed_nothing(record: SignedRecord) -> None:
     handover = Handover()
     by_distance = sorted(PEERS, key=lambda peer: distance(peer.node_id, KEY))

@@ -63,6 +63,8 @@ class Core:
         self.notices = Notices()
         self._alpha = alpha
         self._size = SizeEstimate()
+        self._radius = 0
+        self._radius_known = (-1, -1)  # the second and the size of the table that it was judged at
         self._clocks = Clocks()
         self._handover = Handover()
         self._instances = Instances()
@@ -113,7 +115,11 @@ class Core:
         """How far around a key k peers are to be expected; 0 as long as too few are known to tell."""
         if len(self.table) < self.table.k:
             return 0
-        return radius_of(self.swarm_size(now), self.table.k)
+        known = int(now), len(self.table)
+        if self._radius_known != known:
+            self._radius_known = known
+            self._radius = radius_of(self.swarm_size(now), self.table.k)
+        return self._radius
 
     def swarm_size(self, now: float) -> float:
         """How many peers there are, as far as can be told from how near they are to each other."""
@@ -241,6 +247,8 @@ class Core:
             for key, status in zip(keys, statuses, strict=False):
                 if status in has_it:
                     self._handover.gave(record, key, delivery.contact.peer.key)
+                elif status is not StoreStatus.BAD_TOKEN:
+                    self._handover.refused(record, key, delivery.contact.peer.key)
 
     def owed_deliveries(self, contact: Contact, token: bytes, now: float) -> list[Delivery]:
         """How to give `contact` what it is owed."""

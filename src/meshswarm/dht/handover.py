@@ -17,11 +17,13 @@ from meshswarm.dht.signed import RecordKey, SignedRecord
 
 @dataclass(slots=True)
 class _Given:
-    """`covers`: within this distance of the key everybody was asked. `most`: so many had it at the best time."""
+    """`covers`: within this distance of the key everybody was asked. `most`: so many had it at the best time.
+    `refused`: those who did not take it; they are asked again with the next one."""
 
     seq: int
     covers: int
     peers: set[bytes] = field(default_factory=set)
+    refused: set[bytes] = field(default_factory=set)
     most: int = 0
 
 
@@ -42,6 +44,12 @@ class Handover:
             given.peers.add(peer)
             given.most = max(given.most, len(given.peers))
 
+    def refused(self, record: SignedRecord, key: bytes, peer: bytes) -> None:
+        """The peer with this key did not take it: it is full, or not near, or finds the record wrong."""
+        given = self._given.setdefault((record.key, key), _Given(record.seq, SPACE))
+        if given.seq == record.seq:
+            given.refused.add(peer)
+
     def lost(self, peer: bytes) -> None:
         """The peer with this key is gone, and with it what it kept."""
         for given in self._given.values():
@@ -52,7 +60,8 @@ class Handover:
         given = self._given.get((record.key, key))
         if given is None or given.seq != record.seq:
             return True
-        return contact.peer.key not in given.peers and distance(contact.node_id, key) < given.covers
+        peer = contact.peer.key
+        return peer not in given.peers and peer not in given.refused and distance(contact.node_id, key) < given.covers
 
     def is_thin(self, record: SignedRecord, keys: Iterable[bytes]) -> bool:
         """True when under one of `keys` more than half of those who had `record` are gone."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 from meshswarm.config import Address
 from meshswarm.dht.messages import Verdict
@@ -50,11 +51,8 @@ class Reachability:
         """`claims`: this peer's address as each connected peer sees it. Local ones say nothing."""
         seen: Counter[Address] = Counter()
         for claim in claims:
-            try:
-                address = Address.parse(claim)
-            except ValueError:
-                continue
-            if address.is_dialable and not is_local(address):
+            address = _public(claim)
+            if address is not None:
                 seen[address] += 1
         if not seen:
             return
@@ -78,4 +76,15 @@ class Reachability:
             self._silent += 1
             if self._silent >= MAX_SILENT:
                 self._reached = None
-        self._next_check = now + (RECHECK_S if verdict is Verdict.REACHED else RETRY_S)
+        is_well = verdict is Verdict.REACHED or (verdict is Verdict.UNKNOWN and self.is_server)
+        self._next_check = now + (RECHECK_S if is_well else RETRY_S)
+
+
+@lru_cache(maxsize=1024)
+def _public(claim: str) -> Address | None:
+    """The address that `claim` is; None for a local one, and for what is no address."""
+    try:
+        address = Address.parse(claim)
+    except ValueError:
+        return None
+    return address if address.is_dialable and not is_local(address) else None
