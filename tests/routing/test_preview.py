@@ -125,6 +125,8 @@ def test_the_first_token_waits_for_the_prompt_and_is_not_guessed_where_nobody_me
     rows_s = 256 * 15 * 100e-6
     assert route.ttft_s is not None
     assert rows_s < route.ttft_s < 2 * rows_s, "the two spans overlap"
+    assert route.ttft_is_claim
+    assert not preview(ASKED, known([replace(record(1, "0:30"), peer=HEAD)])).routes[0].ttft_is_claim
     assert preview(ASKED, known([one, replace(two, prefill_us_per_row_layer=0)])).routes[0].ttft_s is None
     thin = replace(known([one, two]), byte_s=lambda peers: 1e-6)
     slower = preview(ASKED, thin).routes[0].ttft_s
@@ -159,7 +161,7 @@ def test_groups_keep_both_spans_at_work() -> None:
 def test_streams_without_room_are_counted_and_the_reason_said() -> None:
     found = preview(replace(ASKED, n_streams=5), known([record(1, "0:30", free=2 * 4096)]))
     assert sum(route.n_streams for route in found.routes) == 2
-    assert found.refusal is not None and "without room" in found.refusal
+    assert found.refusal is not None and "1 whose sessions are all taken" in found.refusal
 
 
 def test_without_a_route_the_missing_layers_are_said_and_nothing_breaks() -> None:

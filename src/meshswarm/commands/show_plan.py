@@ -41,7 +41,8 @@ def _show_route(route: dict[str, Any], name: str) -> None:
     streams = "" if route["streams"] == 1 else f" for {route['streams']} answers"
     first = "the first one cannot be said: not every peer measured prompts"
     if route["ttft_ms"] is not None:
-        first = f"the first after {route['ttft_ms'] / 1e3:.2f} s"
+        basis = ", as peers claim to be at prompts" if route["ttft_is_claim"] else ""
+        first = f"the first after {route['ttft_ms'] / 1e3:.2f} s{basis}"
     print(
         f"{name}{streams}: {route['tpot_ms']:.1f} ms a token ({1e3 / route['tpot_ms']:.1f} tokens/s each), {first}.\n"
         f"With nobody beside it: computing {route['compute_ms']:.1f} ms, the way {route['network_ms']:.1f} ms, waiting "

@@ -93,7 +93,11 @@ def require_cover(
         Objection.AVOIDED: "refused it or did not answer",
         Objection.ON_DISK: "only holding them on disk",
         Objection.CONTEXT: f"with a context below the {n_ctx} it needs",
-        Objection.ROOM: f"without room for the {kv_tokens} positions it reserves",
+        Objection.ROOM: (
+            "whose sessions are all taken"
+            if kv_tokens <= 1
+            else f"without room for the {kv_tokens} positions it reserves"
+        ),
     }
     reasons = Counter(
         objection(record, n_layers=n_layers, avoid=avoid, n_ctx=n_ctx, kv_tokens=kv_tokens) for record in holders

@@ -89,7 +89,8 @@ class PlannedHop:
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
     """A route for `n_streams` sessions. `tpot_s` and `ttft_s` are what each of them sees, `tokens_per_s` what they get
-    together. `ttft_s` None: not every peer measured how fast it is at prompts."""
+    together. `ttft_s` None: not every peer measured how fast it is at prompts; that, others can only claim, and
+    `ttft_is_claim` says that somebody does."""
 
     route: Route
     hops: tuple[PlannedHop, ...]
@@ -97,6 +98,7 @@ class PlannedRoute:
     n_streams: int
     tpot_s: float
     ttft_s: float | None
+    ttft_is_claim: bool
 
     @property
     def tokens_per_s(self) -> float:
@@ -191,7 +193,9 @@ def _planned_route(
     )
     back = Way(costs.half_rtt_ns[path[-1]] / 1e9, costs.head_basis[path[-1]])
     tpot_s = _cycle_s(route, records, sessions, n_streams, known.situation.measured_us)
-    return PlannedRoute(route, hops, back, n_streams, tpot_s, _ttft_s(question, known, route, records, [*ways, back]))
+    ttft_s = _ttft_s(question, known, route, records, [*ways, back])
+    is_claim = any(record.peer != known.situation.head for record in records)
+    return PlannedRoute(route, hops, back, n_streams, tpot_s, ttft_s, is_claim)
 
 
 def _planned_hop(

@@ -39,6 +39,7 @@ def _route(planned: PlannedRoute) -> dict[str, Any]:
         "streams": planned.n_streams,
         "tpot_ms": _ms(planned.tpot_s),
         "ttft_ms": _ms(planned.ttft_s),
+        "ttft_is_claim": planned.ttft_is_claim,
         "tokens_per_s": round(planned.tokens_per_s, 2),
         "compute_ms": _ms(route.compute_s),
         "network_ms": _ms(route.network_s),
