@@ -36,6 +36,7 @@ class Peer:
         self.warnings: list[str] = []
         self.failing: set[Span] = set()
         self.is_emptied = True
+        self.leaving = asyncio.Event()
         monkeypatch.setattr(serving, "OLD_LAYERS_S", 0.0)
         monkeypatch.setattr(serving, "load_slice", self._load)
         around: Any = Surroundings(
@@ -44,6 +45,7 @@ class Peer:
             dht=SimpleNamespace(publish_coverage=self._publish), store=SimpleNamespace(), slices=SimpleNamespace(),
             spans=SimpleNamespace(
                 serve=self._serve, empty=self._empty, retire=self._retire, draining=False, n_free_slots=4,
+                leaving=self.leaving,
                 reopen=lambda: self.happened.append("reopen"),
             ),
             tasks=tasks, report=self._report,
@@ -105,6 +107,18 @@ async def test_where_both_fit_the_old_layers_are_served_until_the_new_ones_were_
     assert "mobile" in peer.serving.record().roles
     await peer.serving.stop()
     assert peer.happened[-1] == "stop 6:12"
+
+
+async def test_a_peer_that_leaves_does_not_wait_for_those_who_have_not_heard_of_its_move(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "OLD_LAYERS_S", 3600.0)
+    assert await peer.serving.go_over(NEW, beside=True)
+    await asyncio.sleep(0.01)
+    assert "retire 0:6" not in peer.happened
+    peer.leaving.set()
+    await asyncio.sleep(0.01)
+    assert peer.happened[-2:] == ["retire 0:6", "stop 0:6"]
 
 
 async def test_where_they_do_not_the_old_ones_are_emptied_and_given_up_first(peer: Peer) -> None:

@@ -256,8 +256,10 @@ class Serving:
         return True
 
     async def _retire(self, old: Served) -> None:
-        """Serve those who have not heard of the move yet, then end the old slice."""
-        await asyncio.sleep(OLD_LAYERS_S)
+        """Serve those who have not heard of the move yet, then end the old slice; with the peer, if that ends before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OLD_LAYERS_S):
+                await self._around.spans.leaving.wait()
         await self._around.spans.retire(old, RETIRE_DRAIN_S)
         self._engines.remove(old.engine)
         await old.engine.stop()

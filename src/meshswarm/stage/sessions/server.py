@@ -50,6 +50,7 @@ class SpanServer:
         self._older: Served | None = None  # what was before, for those who still ask for it
         self._closing: Served | None = None  # the one of them that takes no new sessions
         self.draining = False
+        self.leaving = asyncio.Event()  # set when everything is drained, for good
         self.resting = ""  # why strangers are asked to come back later; empty: they are not
         self._rest: asyncio.TimerHandle | None = None
         self.sessions: dict[tuple[PeerId, bytes], ServedSession] = {}
@@ -107,6 +108,7 @@ class SpanServer:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new sessions, give the running ones `timeout_s` to end, then end them with a reason."""
         self.draining = True
+        self.leaving.set()
         for opening in list(self._waiting.values()):
             opening.refuse(Refused(RefusalReason.DRAINING, "the peer is about to leave", 0))
         for parked in self._parked():
