@@ -238,7 +238,7 @@ class Peer:
         await self._bootstrap.first()
         serving = self.settings.serving
         if serving is not None and serving.is_auto:
-            self.settings = replace(self.settings, serving=await choose_model(serving, self._around()))
+            self.settings = replace(self.settings, serving=await choose_model(serving, self._around(), self.gossip))
         if self.settings.draft_model is not None:  # first: it is small, and may turn out to be the wrong one
             head.guess_with(await self._load_draft_model(self.settings.draft_model), self._warn)
         if self.settings.serving is not None:

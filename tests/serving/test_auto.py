@@ -16,12 +16,12 @@ from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import OutOfMemoryError
 from meshswarm.identity import Identity
-from meshswarm.serving import ServingSettings
+from meshswarm.serving import ServingSettings, auto
 from meshswarm.serving.auto import choose_model
 from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
 
-OWN, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+OWN, *OTHERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3)]
 (ENTRY,) = CATALOGUE
 
 
@@ -39,11 +39,14 @@ class Swarm:
 
     def serves(self, card: ModelCard, *spans: Span) -> None:
         self.cards.append((card, len(spans)))
-        for span in spans:
+        for other, span in zip(OTHERS, spans, strict=False):
             where = (Address("127.0.0.1", 4000),)
             self.records.append(
-                CoverageRecord(OTHER, where, card.model_id, span, True, "cpu", 64, 100, 0, 64, ("server",))
+                CoverageRecord(other, where, card.model_id, span, True, "cpu", 64, 100, 0, 64, ("server",))
             )
+
+    def hear(self) -> dict[bytes, float]:
+        return self.demand
 
     async def _models(self, *, fresh: bool) -> list[tuple[ModelCard, int]]:
         return self.cards
@@ -52,7 +55,7 @@ class Swarm:
         return [record for record in self.records if record.model_id == model_id]
 
     async def chosen(self, **settings: Any) -> ServingSettings:
-        hearsay: Any = SimpleNamespace(gone=frozenset, draining=frozenset, loads=dict, demand=lambda: self.demand)
+        hearsay: Any = SimpleNamespace(gone=frozenset, draining=frozenset, loads=dict, demand=self.hear)
         return await choose_model(ServingSettings("unused", is_auto=True, **settings), self.around, hearsay)
 
 
@@ -87,6 +90,19 @@ async def test_it_joins_what_others_serve_and_it_has(swarm: Swarm, own_model: Mo
     chosen = await swarm.chosen()
     assert swarm.around.store.obtain(chosen.model).model_id == own_model.model_id
     assert chosen.because == "1 peer serves it, and the layers 2:4 have no holder"
+
+
+async def test_where_several_could_be_joined_it_waits_to_hear_what_is_asked_for(
+    swarm: Swarm, own_model: ModelCard, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ModelCard.of(swarm.around.store.import_file(smollm2))
+    swarm.serves(own_model, Span(0, 4), Span(0, 4))
+    swarm.serves(other, Span(0, 30))
+    monkeypatch.setattr(auto, "DEMAND_WAIT_S", 0.0)
+    assert (await swarm.chosen()).because == "1 peer serves it", "the slower of both"
+    heard = iter([{}, {}, {own_model.model_id: 0.5}])
+    monkeypatch.setattr(swarm, "hear", lambda: next(heard))
+    assert (await swarm.chosen()).because == "2 peers serve it, 0.5 requests/s ask for it"
 
 
 async def test_what_it_cannot_get_is_not_chosen_however_much_it_is_asked_for(

@@ -24,13 +24,17 @@ from meshswarm.stage.engine.memory import in_words
 from meshswarm.stage.families.cuts import LegalCuts
 from meshswarm.stage.sizes.memory import MemoryModel
 
+DEMAND_WAIT_S = 2.0  # in which a peer that has just come hears what is asked for
+
 
 async def choose_model(settings: ServingSettings, around: Surroundings, hearsay: Hearsay = SILENCE) -> ServingSettings:
     """The settings with the model that is to be served, and why. Raises OutOfMemoryError where none fits."""
     devices = await asyncio.to_thread(list_devices)
     limits = await asyncio.to_thread(limits_of, settings, devices)
-    views = await _views(around, hearsay.demand())
-    offers = await asyncio.to_thread(_offers, settings, around, limits, views)
+    offers = await asyncio.to_thread(_offers, settings, around, limits, await _views(around, hearsay.demand()))
+    if sum(offer.is_served and offer.fit is not Fit.NOTHING for offer in offers) > 1 and not hearsay.demand():
+        await asyncio.sleep(DEMAND_WAIT_S)  # several could be joined, and what is asked for decides
+        offers = await asyncio.to_thread(_offers, settings, around, limits, await _views(around, hearsay.demand()))
     picked = pick(offers)
     if picked is None:
         least = min(entry.memory_bytes for entry in CATALOGUE)

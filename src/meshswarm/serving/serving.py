@@ -256,7 +256,7 @@ class Serving:
         return True
 
     async def _retire(self, old: Served) -> None:
-        """Serve those who have not heard of the move yet, then end the old slice; with the peer, if that ends before."""
+        """Serve those who have not heard of the move yet, then end the old slice; at once when the peer leaves."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OLD_LAYERS_S):
                 await self._around.spans.leaving.wait()
