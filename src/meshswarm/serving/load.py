@@ -46,16 +46,23 @@ def load_report(
 
 
 class LoadTeller:
-    """`serving()`: what is served here, None when nothing is."""
+    """`serving()`: what is served here, or None. `in_use()`: peers that this head's sessions go through."""
 
     def __init__(
-        self, peer: PeerId, gossip: GossipNode, dht: Dht, spans: SpanServer, serving: Callable[[], Serving | None]
+        self,
+        peer: PeerId,
+        gossip: GossipNode,
+        dht: Dht,
+        spans: SpanServer,
+        serving: Callable[[], Serving | None],
+        in_use: Callable[[], frozenset[PeerId]],
     ) -> None:
         self._peer = peer
         self._gossip = gossip
         self._dht = dht
         self._spans = spans
         self._serving = serving
+        self._in_use = in_use
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -74,6 +81,7 @@ class LoadTeller:
     async def _tell_on(self) -> None:
         while True:
             self.tell()
+            self._gossip.uses(self._in_use())
             await asyncio.sleep(LOOK_S)
 
     async def _meet_on(self) -> None:

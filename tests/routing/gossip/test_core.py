@@ -15,7 +15,7 @@ from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.routing.gossip import messages
 from meshswarm.routing.gossip.messages import PUSH, SWAP, WATCH, WITNESS, Word, WordKind
-from meshswarm.routing.gossip.neighbours import MAX_NEIGHBOURS
+from meshswarm.routing.gossip.neighbours import MAX_INCOMING, MAX_NEIGHBOURS
 from meshswarm.routing.gossip.report import LoadReport, SignedReport
 from meshswarm.routing.gossip.words import Accusation, Appointment, Farewell
 from meshswarm.span import Span
@@ -85,7 +85,7 @@ def test_two_peers_watch_each_other(make_world: MakeWorld) -> None:
 
 def test_a_dead_peer_is_gone_within_5_s_nearby_and_15_s_everywhere(make_world: MakeWorld) -> None:
     world = make_world(loss=0.02)
-    nodes = world.swarm(150)
+    nodes = world.swarm(100)
     world.run(12)
     assert not any(node.core.gone(world.now) for node in nodes), world.seed
     for dead in world.rng.sample(nodes, 2):
@@ -98,9 +98,9 @@ def test_a_dead_peer_is_gone_within_5_s_nearby_and_15_s_everywhere(make_world: M
 
 def test_when_a_third_dies_at_once_everybody_learns_of_all_that_have_watchers_left(make_world: MakeWorld) -> None:
     world = make_world()
-    nodes = world.swarm(80)
-    world.run(15)
-    dead = world.rng.sample(nodes, 24)
+    nodes = world.swarm(50)
+    world.run(12)
+    dead = world.rng.sample(nodes, 15)
     n_left = {node.peer: sum(each not in dead for each in watchers_of(world, node)) for node in dead}
     for node in dead:
         world.kill(node)
@@ -113,10 +113,10 @@ def test_when_a_third_dies_at_once_everybody_learns_of_all_that_have_watchers_le
 
 def test_neighbours_are_bounded_and_the_swarm_is_one(make_world: MakeWorld) -> None:
     world = make_world()
-    nodes = [world.add(number) for number in range(1, 61)]
+    nodes = [world.add(number) for number in range(1, 41)]
     for node in nodes[1:]:
         world.introduce(node, nodes[:1])  # all know one peer only, as after a start from one address
-    world.run(60)
+    world.run(45)
     assert max(len(node.core.neighbours.active) for node in nodes) <= MAX_NEIGHBOURS
     reached, edge = {nodes[0].peer}, [nodes[0]]
     while edge:
@@ -129,15 +129,13 @@ def test_neighbours_are_bounded_and_the_swarm_is_one(make_world: MakeWorld) -> N
 # -- stalls
 
 
-@pytest.mark.parametrize("stall_s", [2.0, 2.5])
-def test_a_stall_of_two_seconds_is_no_death(make_world: MakeWorld, stall_s: float) -> None:
+def test_a_stall_of_two_seconds_is_no_death(make_world: MakeWorld) -> None:
     world = make_world()
     nodes = world.swarm(40)
     world.run(12)
-    for stalled in world.rng.sample(nodes, 10):
-        world.stall(stalled, stall_s)
-        assert len(gone_times(world, stalled.peer, 6)) < 20, "not by most, not for a moment"
-        world.run(2)
+    for stalled in world.rng.sample(nodes, 8):
+        world.stall(stalled, 2.0)
+        assert len(gone_times(world, stalled.peer, 5)) < 10, (world.seed, "not by many, not for a moment")
         assert not world.who_thinks_gone(stalled.peer), world.seed
         assert not stalled.core.gone(world.now), "who was held up himself accuses nobody"
 
@@ -277,8 +275,8 @@ def test_any_bytes_are_answered_or_refused(make_world: MakeWorld) -> None:
 
 def test_a_leaving_peer_says_so_and_is_gone_at_once(make_world: MakeWorld) -> None:
     world = make_world()
-    nodes = world.swarm(60)
-    world.run(15)
+    nodes = world.swarm(40)
+    world.run(12)
     leaving = nodes[9]
     near = [node.peer for node in neighbours_of(world, leaving)]
     world.serve(leaving, draining=True)
@@ -287,7 +285,7 @@ def test_a_leaving_peer_says_so_and_is_gone_at_once(make_world: MakeWorld) -> No
     assert len(drained) == len(near), world.seed
     world.leave(leaving)
     seen = gone_times(world, leaving.peer, 5)
-    assert len(seen) == 59 and max(seen[peer] for peer in near) <= 0.2, world.seed
+    assert len(seen) == 39 and max(seen[peer] for peer in near) <= 0.2, world.seed
     assert all(leaving.peer not in node.core.reports(world.now) for node in world.up())
 
 
@@ -365,7 +363,7 @@ def test_reports_of_a_model_reach_those_who_serve_or_ask_for_it(make_world: Make
 
 def test_summaries_and_demand_reach_everybody_by_a_few_authors(make_world: MakeWorld) -> None:
     world = make_world()
-    nodes = world.swarm(45)
+    nodes = world.swarm(30)
     servers = nodes[:20]
     for place, node in enumerate(servers):
         world.serve(node, "0:10" if place % 5 else "10:30", us_per_layer=1000)
@@ -373,7 +371,7 @@ def test_summaries_and_demand_reach_everybody_by_a_few_authors(make_world: MakeW
     for node in servers[:2]:
         for _ in range(60):
             node.core.asked(MODEL, world.now)
-    world.run(110)
+    world.run(90)
     for node in nodes:
         told = node.core.coverage(MODEL, world.now)
         assert 1 <= len(told) <= 4, world.seed
@@ -389,8 +387,8 @@ def test_summaries_and_demand_reach_everybody_by_a_few_authors(make_world: MakeW
 
 def test_a_peer_sends_well_under_2_kb_a_second(make_world: MakeWorld) -> None:
     world = make_world()
-    nodes = world.swarm(80)
-    servers = nodes[:30]
+    nodes = world.swarm(50)
+    servers = nodes[:20]
     for place, node in enumerate(servers):
         world.serve(node, f"{place % 3 * 10}:{place % 3 * 10 + 10}")
         world.introduce(node, world.rng.sample(servers, 10), is_kin=True)
@@ -429,4 +427,6 @@ def test_swaps_of_strangers_are_answered_within_their_limits(make_world: MakeWor
         stranger = Identity.from_seed((20_000 + number).to_bytes(32)).peer_id
         reply = nodes[0].core.answer(SWAP, stranger, asked, world.now)
         assert len(reply) < 1500
-    assert len(nodes[0].core.neighbours.active) <= MAX_NEIGHBOURS
+    active = nodes[0].core.neighbours.active
+    assert len(active) <= MAX_NEIGHBOURS
+    assert sum(not each.is_chosen for each in active.values()) <= MAX_INCOMING, "strangers took chosen places"

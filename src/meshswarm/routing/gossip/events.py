@@ -17,12 +17,12 @@ from meshswarm.routing.gossip.neighbours import Neighbours
 
 KEPT_S = 30.0
 MAX_EVENTS = 512
-BUDGET_PER_S = 500.0  # bytes a second
+BUDGET_PER_S = 300.0  # bytes a second
 BUDGET_BURST = 48_000.0
 RESERVE = BUDGET_BURST / 2  # of the budget, for those who ask: they get only what they lack
 EXTRA_BYTES = 2000  # of urgent words in one answer, beyond its usual size
 MESSAGE_BYTES = 150  # what a message costs beyond its words, with its acknowledgement
-FANOUT = 3  # to how many neighbours at random a word of others is sent on
+FANOUT = 2  # to how many neighbours at random a word of others is sent on
 FIRST_FANOUT = 8  # and by each of those who say it first
 DELAY_S = 0.05  # words that come together go out together
 

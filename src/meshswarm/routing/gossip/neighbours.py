@@ -21,6 +21,7 @@ MAX_NEIGHBOURS = 24
 KIN = 5  # chosen among those who serve the same models
 OTHERS = 5  # chosen at random
 ROUTES = 4  # chosen because sessions go through them
+MAX_INCOMING = 12  # that chose this peer: strangers never take the places of those it chose itself
 MAX_PASSIVE = 128
 LONELY = 2  # who has fewer neighbours is taken in even where it is full
 DECLINED_S = 60.0
@@ -127,8 +128,9 @@ class Neighbours:
         if neighbour is not None:
             neighbour.swapped_at = now
             return True
-        if len(self.active) >= MAX_NEIGHBOURS:
-            spare = [each for each, one in self.active.items() if not one.is_chosen and each not in keep]
+        incoming = [each for each, one in self.active.items() if not one.is_chosen]
+        if len(incoming) >= MAX_INCOMING or len(self.active) >= MAX_NEIGHBOURS:
+            spare = [each for each in incoming if each not in keep]
             if not is_lonely or not spare:
                 return False
             self.drop(self.rng.choice(spare), now)

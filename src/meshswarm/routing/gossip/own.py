@@ -20,7 +20,7 @@ from meshswarm.routing.gossip.words import Appointment, Farewell
 REPORT_S = 5.0  # a report is said again at least this often
 REPORT_MIN_S = 0.5  # and at most this often
 RETELL_S = 8.0  # a neighbour whose report is this old gets the new one, even if it says nothing new
-JUMP_S = 1.0  # at most one jump of the number in this time: two peers with one key must not chase each other
+JUMP_S = 5.0  # at most one jump of the number in this time: two peers with one key must not chase each other
 
 
 class OwnWords:

@@ -22,7 +22,7 @@ from meshswarm.routing.gossip.standing import Standings, is_full
 from meshswarm.routing.gossip.watch import HEARD_LATELY_S, OwnWatchers, Ward, Wards
 from meshswarm.routing.gossip.words import Accusation, Appointment
 
-PROBE_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 1.2
 WATCH_TIMEOUT_S = 1.5
 OVERSLEPT_S = 1.0
 DECLINED_S = 60.0

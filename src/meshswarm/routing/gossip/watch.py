@@ -18,7 +18,7 @@ from meshswarm.identity import PeerId
 from meshswarm.routing.gossip.words import MAX_WATCHERS, Appointment
 
 BEAT_S = 1.0
-SLACK_S = 1.0  # how late a beat may come: a lost packet, a slow moment
+SLACK_S = 1.1  # how late a beat may come: a lost packet, a slow moment
 HEARD_LATELY_S = 1.5
 FLOOD_ALONE_S = 1.0  # how long a statement waits for others before it goes out without them
 SILENT_KEPT_S = 60.0
