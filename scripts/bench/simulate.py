@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.simulation import real_costs, scenarios
+from tests.simulation import pricing, real_costs, restoring, scenarios
 
 SEED = 20261130
 
@@ -82,9 +82,32 @@ def _live(arguments: argparse.Namespace, say: scenarios.Say, *, liars: float) ->
     )
 
 
+def restoration(arguments: argparse.Namespace, say: scenarios.Say) -> tuple[Any, list[Rule]]:
+    """Three tenths leave at once, among them all holders of some layers of a model of 80."""
+    seen = restoring.restore(arguments.peers, arguments.seed, say=say)
+    never = math.inf
+    return seen, [
+        Rule("all layers are held again after", seen.covered_s or never, 60, at_most=True, unit="s"),
+        Rule("all holders know who has gone after", seen.known_gone_s or never, 15, at_most=True, unit="s"),
+        Rule("sent by a peer, mean", seen.sent_before.mean, 4000, at_most=True, unit="B/s"),
+        Rule("sent by a holder of the model, mean", seen.sent_by_holders.mean, 4000, at_most=True, unit="B/s"),
+    ]
+
+
+def speed(arguments: argparse.Namespace, say: scenarios.Say) -> tuple[Any, list[Rule]]:
+    """Liars about speed among 64 holders of one model, as many as a key gives (`dht/storage.py`), and heads."""
+    seen = pricing.price_out(64, arguments.seed, n_heads=40)
+    return seen, [
+        Rule("sessions of a head with a liar it used, median", seen.uses_median, 2, at_most=True),
+        Rule("sessions harmed by liars in the end", 100 * seen.harmed_last, 5, at_most=True, unit="%"),
+    ]
+
+
 SCENARIOS: dict[str, Callable[[argparse.Namespace, scenarios.Say], tuple[Any, list[Rule]]]] = {
     "life": life,
     "malice": malice,
+    "restoration": restoration,
+    "speed": speed,
 }
 
 

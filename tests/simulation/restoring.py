@@ -50,10 +50,17 @@ class Restored:
 
 
 def restore(
-    n_peers: int, seed: int, *, n_holders: int = 32, load_s: float = LOAD_S, say: Say = lambda line: None
+    n_peers: int,
+    seed: int,
+    *,
+    n_holders: int = 32,
+    load_s: float = LOAD_S,
+    watched_s: float = WATCHED_S,
+    say: Say = lambda line: None,
 ) -> Restored:
     """`LEAVING` of all peers vanish in one moment, among them everybody who has the layers in the middle of a model of
-    80 that `n_holders` serve, 10 layers each."""
+    80 that `n_holders` serve, 10 layers each. It is watched for `watched_s` at least, and as long as is needed up to
+    `WATCHED_S`."""
     loop = VirtualLoop()
     network = Network(loop, seed, loss=0.01)
     crowd = Crowd(network, gossips=True)
@@ -108,7 +115,7 @@ def restore(
                 spans = [[r.span for r in records if r.peer in living and r.loaded] for records in seen]
                 if not any(missing_layers(each, LARGE_LAYERS) for each in spans):
                     seen_s = loop.now_s - began
-        await asyncio.sleep(max(0.0, WATCHED_S - (loop.now_s - began)))
+        await asyncio.sleep(max(0.0, watched_s - (loop.now_s - began)))
         return Restored(
             n_peers=n_peers,
             n_gone=len(gone),

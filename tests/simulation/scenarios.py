@@ -129,8 +129,6 @@ async def _measure_lookups(
                 return peer
 
     async def one(seeker: Peer, sought: Peer, *, of_record: bool) -> None:
-        busy.add(seeker)
-        traffic.excluded.add(seeker)
         try:
             if of_record:
                 assert sought.record is not None
@@ -149,6 +147,8 @@ async def _measure_lookups(
         for of_record in (True, False) if number % 5 == 0 else (True,):
             seeker, sought = honest(sought=False), honest(sought=True)
             if seeker is not sought:
+                busy.add(seeker)
+                traffic.excluded.add(seeker)
                 task = loop.create_task(one(seeker, sought, of_record=of_record))
                 running.add(task)
                 task.add_done_callback(running.discard)

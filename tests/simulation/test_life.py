@@ -17,6 +17,7 @@ from tests.simulation.meter import find_record
 from tests.simulation.network import Network
 from tests.simulation.peers import Crowd, coverage_record
 from tests.simulation.pricing import price_out
+from tests.simulation.restoring import restore
 from tests.simulation.scenarios import live
 from tests.simulation.shortcuts import shortcuts
 
@@ -146,3 +147,14 @@ def test_liars_about_speed_are_priced_out_after_their_first_sessions() -> None:
     assert harmed_first > 0.15, f"the liars did too little harm to prove anything: {told}"
     assert harmed_last < min(0.1, harmed_first / 2), told
     assert all(world.uses_median <= 2 for world in worlds), told
+
+
+def test_a_model_whose_middle_vanished_is_whole_again_within_a_minute() -> None:
+    seen = restore(48, SEED + 6, n_holders=24, watched_s=0.0)
+    told = f"seed {SEED + 6}: {seen}"
+    assert not seen.faults, told
+    assert seen.uncovered > 0, f"nothing was lost, so this proves nothing: {told}"
+    assert seen.known_gone_s is not None and seen.known_gone_s <= 15.5, told
+    assert seen.covered_s is not None and seen.covered_s < 60, told
+    assert seen.seen_s is not None and seen.seen_s < 120, told
+    assert seen.n_moves_twice == 0, told
