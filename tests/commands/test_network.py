@@ -17,8 +17,8 @@ from meshswarm.commands.doctor import Finding, Verdict
 from meshswarm.commands.network import Search, examine_network
 from meshswarm.config import Address, Home
 from meshswarm.dht.known_peers import KnownPeers, SeenPeer
+from meshswarm.discovery import settings as settings_module
 from meshswarm.discovery.lan import LanSource
-from meshswarm.discovery.mainline import MainlineSource
 from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
@@ -52,7 +52,7 @@ async def somebody(swarm: Swarm) -> AsyncIterator[Endpoint]:
 
 
 async def test_every_way_is_tried_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MainlineSource, "patience_s", 2.0)
+    monkeypatch.setattr(settings_module, "SURVEY_PATIENCE_S", 2.0)
     name, home = f"test-{secrets.token_hex(4)}", Home(tmp_path / "home").create()
     swarm, me = Swarm(name), Identity.load_or_create(home.key)
     nodes = [dht_node("127.0.0.1")]
@@ -79,7 +79,7 @@ async def test_what_is_off_says_why_and_nothing_is_made(tmp_path: Path) -> None:
 
 
 async def test_a_blocked_rendezvous_is_a_warning_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshswarm.discovery.mainline.ROUND_S", 0.5)
+    monkeypatch.setattr("meshswarm.discovery.mainline.SILENCE_S", 0.5)
     settings = DiscoverySettings(lan=Use.NO, nodes=(Address("127.0.0.1", 9),))
     found = await examine(Search(Home(tmp_path), "test", discovery=settings, listen=LOOPBACK))
     finding = found["rendezvous on BitTorrent's DHT"]

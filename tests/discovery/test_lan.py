@@ -104,7 +104,7 @@ async def test_peers_of_other_swarms_are_not_even_asked_where_they_are(swarm: Sw
         await found[1].get()
         await asyncio.sleep(1.2)
         assert [queue.qsize() for queue in found] == [0, 0, 0, 0, 1]
-        assert "4 peers of other swarms there" in sources[0].note
+        assert int(sources[0].note.removesuffix(" peers of other swarms there")) >= 4
 
 
 async def test_who_only_listens_is_not_seen(swarm: Swarm) -> None:
@@ -123,8 +123,9 @@ async def test_a_private_swarm_s_packets_say_nothing_of_it_or_of_the_peer() -> N
             said = heard(ear)
     assert SERVICE.split(".")[0].encode() in said, "the listener hears what is announced"
     secret: list[str | bytes] = [str(peer), peer.key, swarm.name, swarm.swarm_id, swarm.swarm_id.hex()]
-    secret += [swarm.lan_name(NOW), socket.gethostname(), os.environ.get("USER") or "root"]
+    secret += [swarm.lan_name(time.time()), socket.gethostname()]
     for each in secret:
+        assert len(each) > 2, "too short to be told from chance"
         assert (each.encode() if isinstance(each, str) else each) not in said
 
 

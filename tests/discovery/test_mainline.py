@@ -94,7 +94,7 @@ async def test_nodes_that_answered_are_a_way_in_when_those_to_start_from_have_go
 
 
 async def test_nobody_answering_is_a_sentence(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUND_S", 0.5)
+    monkeypatch.setattr(module, "SILENCE_S", 0.5)
     source = MainlineSource(swarm, ONE.host, ONE.port, nodes=[Address("127.0.0.1", 9)])
     try:
         with pytest.raises(SourceError, match="no node of the DHT has answered"):

@@ -25,6 +25,7 @@ from meshswarm.net.swarm import Swarm
 ROUND_S = 12.0
 ASK_AT_S = (0.0, 2.0, 5.0, 9.0)  # within a round: the first nodes take a while to be found, and answers get lost
 BOOTSTRAP_S = 1.0
+SILENCE_S = 6.0  # when not one node has answered by then, none will in this round
 MAX_PER_ROUND = 64
 QUIET: dict[str, Any] = {
     "enable_dht": True,
@@ -57,7 +58,6 @@ class MainlineSource:
     start from next time. `clock`: Unix time."""
 
     source = Source.RENDEZVOUS
-    patience_s = 4.0
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class MainlineSource:
         nodes: Sequence[Address] = (),
         remembered: Path | None = None,
         announces: bool = True,
+        patience_s: float = 4.0,  # of a start that waits for somebody to be found
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._swarm = swarm
@@ -76,6 +77,7 @@ class MainlineSource:
         self._nodes = tuple(nodes)
         self._remembered = remembered
         self._announces = announces
+        self.patience_s = patience_s
         self._clock = clock
         self._session: _Session | None = None
 
@@ -97,10 +99,13 @@ class MainlineSource:
         end = begun + ROUND_S
         asking = [begun + at for at in ASK_AT_S]
         while (now := loop.time()) < end and len(given) < MAX_PER_ROUND:
+            if now >= begun + SILENCE_S and not session.has_heard:
+                break
             if asking and now >= asking[0]:
                 asking.pop(0)
                 session.ask(self._swarm.rendezvous_hashes(self._clock()), self._port if self._announces else None)
-            for address in await session.found(min([end, *asking]) - now):
+            next_at = min(at for at in (*asking, begun + SILENCE_S, end) if at > now)
+            for address in await session.found(next_at - now):
                 if address not in given and len(given) < MAX_PER_ROUND and self._is_worth_a_dial(address):
                     given.add(address)
                     yield Candidate(None, (address,), Source.RENDEZVOUS)

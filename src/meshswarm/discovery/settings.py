@@ -20,6 +20,9 @@ from meshswarm.discovery.told import AskedSource, KnownSource
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
+PATIENCE_S, SURVEY_PATIENCE_S = 4.0, 8.0
+"""How long to wait for a rendezvous: at a start, and for who wants to know whether it works at all."""
+
 
 class Use(Enum):
     """Whether a way of finding peers is used. DEFAULT: where it makes sense."""
@@ -95,6 +98,7 @@ def make_sources(
                 nodes=settings.nodes,
                 remembered=None if settings.nodes else remembered,
                 announces=announces,
+                patience_s=PATIENCE_S if announces else SURVEY_PATIENCE_S,
             )
         )
     return sources, off
