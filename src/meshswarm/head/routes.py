@@ -195,22 +195,26 @@ class Routes:
         kv_tokens: int = 0,
     ) -> Situation:
         """What this head knows now of the peers of `records`, as `current` gave them."""
-        now = asyncio.get_running_loop().time()
-        self._busy_until = {peer: until for peer, until in self._busy_until.items() if until > now}
         rtts = {record.peer: self._rtt_s(record.peer) for record in records}
-        waits = queues(records, self._loads())
-        for peer, until in self._busy_until.items():
-            waits[peer] = max(waits.get(peer, 0.0), until - now)
         return Situation(
             self._endpoint.peer_id,
             lambda _, peer: rtts.get(peer),
             avoid=avoid,
             n_ctx=n_ctx,
             kv_tokens=kv_tokens,
-            queue_s=waits,
+            queue_s=self._waits(records),
             sessions=self._sessions_at(),
             measured_us={peer: speed.us_per_layer for peer, speed in self.measured(model_id, records).items()},
         )
+
+    def _waits(self, records: Iterable[CoverageRecord]) -> dict[PeerId, float]:
+        """How long a step or a session is expected to wait at each peer that said so."""
+        now = asyncio.get_running_loop().time()
+        self._busy_until = {peer: until for peer, until in self._busy_until.items() if until > now}
+        waits = queues(records, self._loads())
+        for peer, until in self._busy_until.items():
+            waits[peer] = max(waits.get(peer, 0.0), until - now)
+        return waits
 
     def away(self) -> dict[PeerId, str]:
         """Peers that are no use now, as far as is known here, and why."""
@@ -364,7 +368,9 @@ class Routes:
         n_rows, seconds = usual
         core, records = session.core, self._sessions[session]
         others = self._sessions_at(apart_from=session)
-        now = self.situation(core.terms.model_id, records)
+        now = Situation(
+            self._endpoint.peer_id, lambda _, peer: self._rtt_s(peer), queue_s=queues(records, self._loads())
+        )
         priced = repriced(core.terms.n_layers, records, now)
         shares = [
             Share(
