@@ -10,6 +10,7 @@ from meshswarm.config import Address
 from meshswarm.dht.contact import Contact
 from meshswarm.dht.keys import distance, node_id
 from meshswarm.dht.lookup import ALPHA, MAX_QUESTIONS, PATH_QUESTIONS, PATHS, STALL_S, Lookup, next_batch
+from meshswarm.dht.networks import Networks
 from meshswarm.dht.region import SPACE, radius_of, spread
 from meshswarm.identity import PeerId
 
@@ -157,7 +158,7 @@ def invented(rng: random.Random, bits: int) -> Contact:
     while True:
         key = rng.randbytes(32)
         if int.from_bytes(hashlib.sha256(key).digest()[:4]) >> (32 - bits) == 0:
-            return Contact(PeerId(key), (Address("203.0.113.1", 1),))
+            return Contact(PeerId(key), (Address(f"{rng.randrange(20, 90)}.{key[0]}.{key[1]}.1", 1),))
 
 
 def test_nobody_is_asked_twice_whatever_path_names_it() -> None:
@@ -283,3 +284,51 @@ def test_rounds_are_the_questions_that_had_to_follow_one_another() -> None:
     lookup = Lookup(TARGET, everybody[-1:], own=OWN)
     drive(lookup, lambda contact: everybody[20:40] if contact == everybody[-1] else everybody[:20])
     assert lookup.rounds == 3
+
+
+def test_one_network_that_names_itself_fills_no_path() -> None:
+    """An attacker with one /24 has 250 addresses and as many ports as he likes."""
+    rng = random.Random(10)
+    honest = contacts(300)
+    crowd = [Contact(invented(rng, 12).peer, (Address(f"203.0.113.{number}", number),)) for number in range(1, 61)]
+    start = [*honest[280:297], *crowd[:3]]
+
+    def answer(contact: Contact) -> Sequence[Contact]:
+        return rng.sample(crowd, 20) if contact in crowd else [*crowd[:10], *honest[:10]]
+
+    lookup = Lookup(TARGET, start, own=OWN)
+    drive(lookup, answer)
+    found = {each.contact for each in lookup.found()}
+    assert len(found & set(crowd)) <= 3 * PATHS
+    assert set(honest[:10]) <= found
+    members = Lookup(TARGET, start, own=OWN, per_network=2**30)
+    drive(members, answer)
+    assert len({each.contact for each in members.found()} & set(crowd)) > 3 * PATHS
+
+
+def test_the_network_that_counts_is_the_one_a_peer_answers_from() -> None:
+    """The crowd is named at addresses all over the world, and answers from its own."""
+    rng = random.Random(11)
+    honest = contacts(300)
+    crowd = [invented(rng, 12) for _ in range(60)]
+    lookup = Lookup(TARGET, [*honest[283:], *crowd[:3]], own=OWN)
+    now = 0.0
+    while not lookup.done:
+        now += 1.0
+        for contact in lookup.next_questions(now):
+            if contact in crowd:
+                really = Contact(contact.peer, (Address("203.0.113.1", 1), *contact.addresses))
+                lookup.answered(really, b"t", rng.sample(crowd, 20))
+            else:
+                lookup.answered(contact, b"t", honest[:20])
+    found = {each.contact.peer for each in lookup.found()}
+    assert len(found & {each.peer for each in crowd}) <= 3 * PATHS
+    assert {each.peer for each in honest[:20]} <= found
+
+
+def test_a_network_that_this_machine_is_in_is_not_counted() -> None:
+    campus = [Contact(each.peer, (Address("203.0.113.7", n + 1),)) for n, each in enumerate(contacts(20))]
+    lookup = Lookup(TARGET, campus, own=OWN, networks=Networks([Address("203.0.113.200", 1)]))
+    assert len(drive(lookup, lambda _: campus)) == 20
+    elsewhere = Lookup(TARGET, campus, own=OWN)
+    assert len(drive(elsewhere, lambda _: campus)) < 20

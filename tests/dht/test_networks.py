@@ -3,7 +3,7 @@
 import pytest
 
 from meshswarm.config import Address
-from meshswarm.dht.networks import is_local, network_of
+from meshswarm.dht.networks import Networks, is_local, network_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,10 @@ def test_local_ones_belong_to_no_network(host: str) -> None:
 @pytest.mark.parametrize("host", ["172.32.0.1", "100.128.0.1", "11.0.0.1", "2001:db8::1", "198.51.100.1"])
 def test_public_ones_are_not_taken_for_local(host: str) -> None:
     assert not is_local(Address(host, 1))
+
+
+def test_networks_that_this_machine_is_in_count_as_local() -> None:
+    here = Networks([Address("203.0.113.7", 1), Address("10.0.0.1", 1)])
+    assert here.of(Address("203.0.113.9", 2)) is None
+    assert here.of(Address("203.0.114.9", 2)) == network_of(Address("203.0.114.1", 1)) is not None
+    assert here.of(Address("10.9.9.9", 2)) is None

@@ -19,7 +19,7 @@ from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.lookup import ALPHA, Found, Lookup
 from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
-from meshswarm.dht.networks import network_of
+from meshswarm.dht.networks import Networks, network_of
 from meshswarm.dht.notices import Notices
 from meshswarm.dht.publications import Publications
 from meshswarm.dht.region import REACH_SHIFT, SizeEstimate, radius_of
@@ -56,8 +56,8 @@ class Core:
     ) -> None:
         self.own = identity.peer_id
         self.topics = topics
-        self.sender = sender
         self.table = RoutingTable(self.own, k=k, caps=FRIENDS if topics.is_private else STRANGERS)
+        self.sender = sender
         self.store = RecordStore(topics)
         self.publications = Publications(identity, topics)
         self.notices = Notices()
@@ -70,6 +70,16 @@ class Core:
         self._instances = Instances()
         self._dials = RateLimit(per_s=DIALS_PER_S, burst=DIALS_BURST)
         self._responder = Responder(self.table, self.store, TokenIssuer(secret), topics, self.radius)
+
+    @property
+    def sender(self) -> Sender:
+        """What this node says about itself."""
+        return self._sender
+
+    @sender.setter
+    def sender(self, sender: Sender) -> None:
+        self._sender = sender
+        self.table.networks = Networks(sender.addresses)
 
     def swarm_changed(self) -> None:
         """The swarm has other keys, or admits others, than before."""
@@ -129,7 +139,16 @@ class Core:
         """A lookup that only fills a bucket of the table: a few peers are enough, and nothing is looked for."""
         self.table.looked_through(target, now)
         start = self.table.closest(target, now, count=REFRESH_K)
-        return Lookup(target, start, own=self.own, k=REFRESH_K, alpha=self._alpha)
+        caps = self.table.caps
+        return Lookup(
+            target,
+            start,
+            own=self.own,
+            k=REFRESH_K,
+            alpha=self._alpha,
+            networks=self.table.networks,
+            per_network=caps.per_path,
+        )
 
     def lookup(self, target: bytes, now: float) -> Lookup:
         self.table.looked_through(target, now)
@@ -141,6 +160,8 @@ class Core:
             alpha=self._alpha,
             radius=self.radius(now),
             is_sure=self._size.is_sure,
+            networks=self.table.networks,
+            per_network=self.table.caps.per_path,
         )
 
     def ping_question(self, now: float) -> bytes:

@@ -12,15 +12,16 @@ The rule this file keeps: no answer of anybody makes a lookup longer than its bu
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.keys import node_id
-from meshswarm.dht.networks import network_of
+from meshswarm.dht.networks import Networks
 from meshswarm.dht.region import SPACE, is_crowded, spread
-from meshswarm.dht.table import K
+from meshswarm.dht.table import STRANGERS, K
 from meshswarm.identity import PeerId
 
 ALPHA = 5
@@ -50,10 +51,11 @@ class _State(Enum):
 class _Candidate:
     """One contact. `paths`: bit p is set when somebody asked on path p named it; `path`: on which it was asked."""
 
-    __slots__ = ("contact", "is_retried", "path", "paths", "rounds", "state", "token")
+    __slots__ = ("contact", "is_retried", "network", "path", "paths", "rounds", "state", "token")
 
-    def __init__(self, contact: Contact, paths: int, rounds: int) -> None:
+    def __init__(self, contact: Contact, network: bytes | None, paths: int, rounds: int) -> None:
         self.contact = contact
+        self.network = network
         self.paths = paths
         self.path: int | None = None
         self.rounds = rounds
@@ -66,7 +68,8 @@ class Lookup:
     """Drive it: ask everybody `next_questions` returns; report `answered` or `failed` for each; until `done`.
 
     `own` never appears among those to be asked. `start`: the nearest contacts the table knows. `radius`: within which
-    k peers are expected, 0 when nobody knows; `is_sure`: that it is well enough known to call a crowd one.
+    k peers are expected, 0 when nobody knows; `is_sure`: that it is well enough known to call a crowd one. Of one
+    network, `per_network` peers count on one path.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Lookup:
         alpha: int = ALPHA,
         radius: int = 0,
         is_sure: bool = False,
+        networks: Networks | None = None,
+        per_network: int = STRANGERS.per_path,
     ) -> None:
         self.target = target
         self.radius = radius
@@ -92,6 +97,9 @@ class Lookup:
         self._k = k
         self._alpha = alpha
         self._is_sure = is_sure
+        self._networks = networks or Networks()
+        self._per_network = per_network
+        self._of_network: Counter[tuple[int, bytes]] = Counter()  # candidates by path, as a bit, and network
         self._known: dict[int, _Candidate] = {}  # by distance
         self._order: list[int] = []  # distances of all but those that failed, ascending
         self._pending: dict[int, float] = {}  # asked when
@@ -160,12 +168,12 @@ class Lookup:
         at = peer.place ^ self._place
         if at not in self._known:
             self._learn(at, peer, (1 << PATHS) - 1, 1)
-        asked = self._known[at]
-        if asked.state is _State.FAILED:
-            bisect.insort(self._order, at)
-        asked.contact, asked.token, asked.state = peer, token, _State.FOUND
+        asked = self._known.get(at)
         self._pending.pop(at, None)
+        if asked is None or asked.state is _State.FAILED or not self._counts_where_it_is(asked, peer):
+            return
         self._short = None
+        asked.contact, asked.token, asked.state = peer, token, _State.FOUND
         named = {contact.place ^ self._place: contact for contact in contacts}
         named.pop(self._own ^ self._place, None)
         on = self._paths_of(asked)
@@ -180,6 +188,7 @@ class Lookup:
         if known is not None and known.state is not _State.FAILED:
             known.state = _State.FAILED
             self._order.remove(at)
+            self._uncount(known)
         self._pending.pop(at, None)
         self._short = None
         self._widen_if_dense()
@@ -207,7 +216,7 @@ class Lookup:
         sizes = [0] * PATHS
         path_of: dict[bytes, int] = {}
         for contact in sorted(start, key=lambda contact: contact.place ^ self._place):
-            network = network_of(contact.addresses[0]) if contact.addresses else None
+            network = self._networks.of(contact.addresses[0]) if contact.addresses else None
             path = sizes.index(min(sizes)) if network is None or network not in path_of else path_of[network]
             if network is not None:
                 path_of[network] = path
@@ -225,18 +234,57 @@ class Lookup:
         self._reached |= paths
         known = self._known.get(at)
         if known is None:
-            self._known[at] = _Candidate(contact, paths, rounds)
-            bisect.insort(self._order, at)
-        else:
-            known.paths |= paths
-            if known.state is not _State.FAILED or known.is_retried:
+            network = self._networks.of(contact.addresses[0])
+            counted = self._count(network, paths)
+            if not counted:
                 return
-            if set(contact.addresses) <= set(known.contact.addresses):
+            self._known[at] = _Candidate(contact, network, counted, rounds)
+            bisect.insort(self._order, at)
+        elif known.state is not _State.FAILED:
+            known.paths |= self._count(known.network, paths & ~known.paths)
+        else:
+            if known.is_retried or set(contact.addresses) <= set(known.contact.addresses):
                 return
             known.contact = Contact(contact.peer, merge_addresses(contact.addresses, known.contact.addresses))
-            known.state, known.is_retried = _State.NEW, True
-            bisect.insort(self._order, at)
+            known.is_retried = True
+            known.network = self._networks.of(known.contact.addresses[0])
+            known.paths = self._count(known.network, known.paths | paths)
+            if known.paths:
+                known.state = _State.NEW
+                bisect.insort(self._order, at)
         self._short = None
+
+    def _count(self, network: bytes | None, paths: int) -> int:
+        """Those of `paths` on which one more of `network` may count; it does from now on."""
+        if network is None:
+            return paths
+        for path in range(PATHS):
+            bit = paths & 1 << path
+            if bit and self._of_network[bit, network] < self._per_network:
+                self._of_network[bit, network] += 1
+            else:
+                paths &= ~bit
+        return paths
+
+    def _uncount(self, candidate: _Candidate) -> None:
+        if candidate.network is not None:
+            for path in range(PATHS):
+                if candidate.paths >> path & 1:
+                    self._of_network[1 << path, candidate.network] -= 1
+
+    def _counts_where_it_is(self, candidate: _Candidate, peer: Contact) -> bool:
+        """`candidate` answered, from the first address of `peer`, which may not be the one it was named at. Where its
+        network has its share already, the answer counts for nothing."""
+        network = self._networks.of(peer.addresses[0]) if peer.addresses else None
+        if network != candidate.network:
+            self._uncount(candidate)
+            candidate.network = network
+            candidate.paths = self._count(network, candidate.paths)
+            if not candidate.paths:
+                candidate.state, candidate.is_retried = _State.FAILED, True
+                self._order.remove(peer.place ^ self._place)
+                self._short = None
+        return candidate.paths != 0
 
     def _wanted(self) -> tuple[list[list[int]], list[int]]:
         """The k nearest on each path, ascending; and who else is in the region, the outermost first."""

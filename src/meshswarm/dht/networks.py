@@ -2,12 +2,13 @@
 
 The rule this file keeps: whoever holds one address of an IPv4 /24 or an IPv6 /48 is counted as if it held them all.
 Addresses that packets from the internet cannot come from (loopback, private and link-local ones) belong to no such
-network: a swarm on one machine or one LAN must work, and a stranger cannot be there.
+network, nor do those of this machine's own: a swarm on one machine or one LAN must work, and strangers are elsewhere.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from functools import lru_cache
 
 from meshswarm.config import Address
@@ -35,6 +36,18 @@ def network_of(address: Address) -> bytes | None:
     3 bytes are an IPv4 network, 6 an IPv6 one. IPv4 addresses that are written as IPv6 count as what they are.
     """
     return _network(address.host)
+
+
+class Networks:
+    """Networks as they look from here."""
+
+    def __init__(self, own: Iterable[Address] = ()) -> None:
+        self._own = frozenset(network_of(address) for address in own)
+
+    def of(self, address: Address) -> bytes | None:
+        """As `network_of`; None also for a network that this machine has an address of."""
+        network = network_of(address)
+        return None if network in self._own else network
 
 
 def is_local(address: Address) -> bool:

@@ -16,7 +16,6 @@ from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.messages import FIND, PING, STORE, FindAnswer, Sender, StoreAnswer, StoreStatus
-from meshswarm.dht.networks import network_of
 from meshswarm.dht.region import REACH_SHIFT
 from meshswarm.dht.signed import SignedRecord
 from meshswarm.dht.storage import RecordStore
@@ -102,7 +101,7 @@ class Responder:
         question = messages.decode_store(data)
         self._spend(self._stores, peer, sum(len(keys) for _, keys in question.items), now)
         if self._tokens.accepts(question.token, peer, now):
-            network = None if came_from is None else network_of(came_from)
+            network = None if came_from is None else self._table.networks.of(came_from)
             statuses = tuple(tuple(self._accept(record, keys, network, now)) for record, keys in question.items)
         else:
             statuses = tuple((StoreStatus.BAD_TOKEN,) * len(keys) for _, keys in question.items)

@@ -21,7 +21,7 @@ from kademlia.routing import KBucket
 from meshswarm.config import Address
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.keys import ID_BYTES, node_id
-from meshswarm.dht.networks import network_of
+from meshswarm.dht.networks import Networks
 from meshswarm.dht.region import spread
 from meshswarm.identity import PeerId
 
@@ -35,14 +35,15 @@ _ID_BITS = 8 * ID_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How many contacts of one network there may be in one bucket, and in the whole table."""
+    """How many contacts of one network there may be in one bucket, in the whole table, and on one path of a lookup."""
 
     per_bucket: int
     per_table: int
+    per_path: int  # of a lookup
 
 
-STRANGERS = Caps(per_bucket=2, per_table=10)
-FRIENDS = Caps(per_bucket=2**30, per_table=2**30)
+STRANGERS = Caps(per_bucket=2, per_table=10, per_path=3)
+FRIENDS = Caps(per_bucket=2**30, per_table=2**30, per_path=2**30)
 """Of a private swarm: whoever is there holds its key, and often they all are in one network."""
 
 
@@ -54,13 +55,15 @@ class Neighbour(Node):  # type: ignore[misc]
 
     __slots__ = ("contact", "is_outbound", "last_seen", "network", "rtt_s")
 
-    def __init__(self, contact: Contact, now: float, rtt_s: float | None, is_outbound: bool) -> None:
+    def __init__(
+        self, contact: Contact, now: float, rtt_s: float | None, is_outbound: bool, network: bytes | None
+    ) -> None:
         super().__init__(contact.node_id)
         self.contact = contact
         self.last_seen = now
         self.rtt_s = rtt_s
         self.is_outbound = is_outbound
-        self.network = network_of(contact.addresses[0])
+        self.network = network
 
 
 class Bucket(KBucket):  # type: ignore[misc]
@@ -140,7 +143,8 @@ class RoutingTable:
         self.own = own
         self.k = k
         self.back_off = BackOff()
-        self._caps = caps
+        self.caps = caps
+        self.networks = Networks()
         self._place = int.from_bytes(node_id(own))
         self._buckets = [Bucket(0, 2**_ID_BITS - 1, k)]
         self._looked_through: list[float] = [float("-inf")]
@@ -166,14 +170,14 @@ class RoutingTable:
         was_there = known is not None
         waiting: Neighbour | None = bucket.replacement_nodes.pop(contact.node_id, None)
         before = known or waiting
+        network = self.networks.of(contact.addresses[0])
         if before is None:
-            return self._admit(Neighbour(contact, now, rtt_s, is_outbound))
+            return self._admit(Neighbour(contact, now, rtt_s, is_outbound, network))
         if contact.addresses != before.contact.addresses:
             before.contact = Contact(contact.peer, merge_addresses(contact.addresses, before.contact.addresses))
         before.last_seen = now
         before.rtt_s = before.rtt_s if rtt_s is None else rtt_s
         before.is_outbound = before.is_outbound or is_outbound
-        network = network_of(contact.addresses[0])
         if was_there and network == before.network:
             return False
         if was_there:
@@ -320,7 +324,7 @@ class RoutingTable:
         network = newcomer.network
         if network is None:
             return True
-        return self._networks[network] < self._caps.per_table and bucket.count_of(network) < self._caps.per_bucket
+        return self._networks[network] < self.caps.per_table and bucket.count_of(network) < self.caps.per_bucket
 
     def _add(self, bucket: Bucket, newcomer: Neighbour) -> None:
         bucket.nodes[newcomer.id] = newcomer
