@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.routing.gossip.virtual import MODEL, SCOPE
 
@@ -77,7 +77,14 @@ def test_any_bytes_are_a_report_or_an_error(data: bytes) -> None:
         SignedReport.decode(data)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.binary(max_size=40), st.lists))
+@settings(max_examples=40)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.binary(max_size=40),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=5,
+    )
+)
 def test_any_fields_are_a_report_or_an_error(field: Any) -> None:
     for at in range(15):
         fields: list[Any] = [1, ME.peer_id.key, SCOPE, 7, 7, MODEL, 30, [0, 10], 0, 0, 0, False, 300, 1, []]
