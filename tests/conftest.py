@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,16 @@ def smollm2_verified(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) ->
         patch.setattr(verify, "probe", lambda _: None)
         result = model_facts.verify_model(Home(home), str(smollm2), 1, None, said.append)
     return Verified(home, result, said)
+
+
+@pytest.fixture(scope="module")
+def unmeasured() -> Iterator[None]:
+    """Engines skip the measurement of their speed, which takes longer than loading a few layers does."""
+    from meshswarm.stage.engine.engine import SpanEngine, Speed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpanEngine, "measure", lambda _engine, _budget_s: Speed(0, 0, 0, 0))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.families.family import Rollback
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 N_CTX = 255
 N_TOKENS = 96
 PROMPT = list(range(1, 20))

@@ -18,6 +18,8 @@ from meshswarm.stage.engine.checkpoints import MAX_CHECKPOINTS
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.families.table import FAMILIES
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 PROMPT = [(7 * n * n + 3) % N_VOCAB for n in range(48)]  # one step in either profile, but for its tail
 REWRITTEN = [*PROMPT[:-3], 3, 1, 4, 1]
 KEPT = len(PROMPT) - TAIL_ROWS

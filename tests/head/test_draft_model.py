@@ -28,6 +28,8 @@ from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.stage.engine.engine import Job, SpanEngine
 from meshswarm.stage.slices.store import Slices
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 N_CTX = 255
 PROMPT = "The capital of France is Paris. The capital of Italy is"
 

@@ -21,6 +21,8 @@ from meshswarm.ledger.receipt import Outcome
 from meshswarm.stage.families.family import Rollback
 from meshswarm.stage.sessions.messages import Dtype
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 PROMPT = [(7 * n * n + 3) % N_VOCAB for n in range(40)]
 FAMILIES_TO_TRY = ["llama", "deepseek4", "qwen35"]  # plain; wider rows with tokens beside them; a running state
 

@@ -25,6 +25,8 @@ from meshswarm.ledger.receipt import Outcome
 from meshswarm.stage.engine.profile import Profile
 from meshswarm.stage.sessions.messages import RefusalReason, Refused
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 PROMPT = [(7 * n * n + 3) % N_VOCAB for n in range(100)]
 
 

@@ -32,7 +32,7 @@ ASKED = (
     "Now list ten short titles for that story, each with a colour in it.",
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("unmeasured")]
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ MODELS: dict[str, tuple[TinyLlama, tuple[TinyLlama, ...]]] = {
 CHAINS = [[Span(0, at), Span(at, N_LAYERS)] for at in range(1, N_LAYERS)]
 SINGLES = [Span(at, at + 1) for at in range(N_LAYERS)]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("unmeasured")]
 
 
 def chunks(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
