@@ -140,6 +140,12 @@ def test_doctor_looks_at_everything(tmp_path: Path) -> None:
     assert "native tap" in meshswarm(*doctor).stdout
 
 
+def test_doctor_asks_a_peer_that_runs_how_it_found_others(three_peers: Any) -> None:
+    findings = {finding["what"]: finding for finding in meshswarm_json(*home_of(three_peers.client), "doctor")}
+    assert findings["peers: addresses given"]["found"].startswith("1 possible peer, 1 dialled, 1 reached")
+    assert findings["peers: local network"]["found"] == "off: this peer listens on loopback only"
+
+
 def test_doctor_reports_a_key_that_others_can_read(tmp_path: Path) -> None:
     home = tmp_path / "home"
     meshswarm("--home", str(home), "id")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import socket
 import time
@@ -25,6 +26,9 @@ from meshswarm.discovery.label import NONCE_BYTES, is_of_swarm, make_label
 from meshswarm.discovery.search import MAX_ADDRESSES
 from meshswarm.identity import PeerId
 from meshswarm.net.swarm import Swarm
+
+logger = logging.getLogger(__name__)
+logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # what matters becomes a sentence; the rest is noise
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
@@ -171,7 +175,7 @@ class LanSource:
             return
         if len(self._resolving) < MAX_RESOLVED_AT_A_TIME:
             task = self._resolving[name] = asyncio.create_task(self._resolve(zeroconf, name))
-            task.add_done_callback(lambda _: self._resolving.pop(name, None))
+            task.add_done_callback(lambda done: self._resolved(name, done))
 
     async def _resolve(self, zeroconf: Any, name: str) -> None:
         from zeroconf.asyncio import AsyncServiceInfo
@@ -185,6 +189,11 @@ class LanSource:
         if addresses and peer != self._peer:
             with contextlib.suppress(asyncio.QueueFull):  # more than anybody waits for: they are announced again
                 self._found.put_nowait(Candidate(peer, addresses, Source.LAN))
+
+    def _resolved(self, name: str, task: asyncio.Task[None]) -> None:
+        self._resolving.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("the announcement %s could not be read: %r", name, error)
 
     async def _stop(self, zeroconf: AsyncZeroconf, watching: asyncio.Task[None]) -> None:
         tasks = [*self._resolving.values(), watching]
