@@ -15,6 +15,8 @@ from meshswarm.stage import loading
 from meshswarm.stage.engine.devices import Device, DeviceKind
 from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, KvType, LlamaOptions, parse_llama_options
+from meshswarm.stage.engine.memory import Room
+from meshswarm.stage.engine.paging import ALL_FITS
 from meshswarm.stage.loading import Wants, cpu_only_because, load_engine
 from meshswarm.stage.slices.store import SliceFile
 
@@ -60,6 +62,15 @@ def test_a_chosen_number_of_threads_is_taken(loader: Loader) -> None:
     engine = loader.load(n_threads=1)
     assert engine.n_threads == 1 and engine.thread_times is None
     assert not loader.folder.exists()
+
+
+def test_a_span_that_memory_has_no_room_for_reads_all_that_is_mapped_again(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loader.load(n_threads=1).paging == ALL_FITS
+    monkeypatch.setattr(loading, "room", lambda: Room(free=1000, total=10**12))
+    engine = loader.load(n_threads=1)
+    assert 0 < engine.paging.paged_bytes == engine.memory.mapped_bytes
 
 
 def test_a_folder_that_cannot_be_written_only_costs_the_measuring(
