@@ -7,7 +7,7 @@ by moves, sorted from below, and no chain of moves comes back to where it began.
 
 The rule this file keeps: of peers that would move and are neighbours (they hold, or would take, layers that touch) only
 one moves in a round, and who it is follows from what all of them know. A peer never leaves a layer that nobody else
-has loaded.
+has loaded, but where others are missing already and more of them get a holder than lose one.
 """
 
 from __future__ import annotations
@@ -93,13 +93,15 @@ def propose(view: View, own: Own, rng: random.Random, now: float) -> Move | Stay
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A move to `span`: the weakest level of the layers it leaves and takes, `before` and `after` it, how many of the
-    layers it takes are that weak, and what they could all do evenly."""
+    """A move to `span`: the weakest level of the layers it leaves and takes, `before` and `after` it, and what all of
+    them could do evenly. `n_weakest`: how many of the layers it takes are that weak; `n_lost`: how many of those it
+    leaves nobody else has loaded."""
 
     span: Span
     before: int
     after: int
     n_weakest: int
+    n_lost: int
     even: int
 
     @property
@@ -109,6 +111,8 @@ class _Candidate:
 
     @property
     def is_worth_it(self) -> bool:
+        if self.is_urgent:
+            return self.n_weakest > self.n_lost
         return self.after > self.before and max(self.after, self.even) * 100 >= GAIN_PERCENT * self.before
 
 
@@ -127,7 +131,7 @@ def _candidates(view: View, me: Holder) -> list[_Candidate]:
 
 def _need(me: Holder, move: _Candidate) -> tuple[int, int, int, int, int]:
     overlap = max(0, min(me.span.stop, move.span.stop) - max(me.span.start, move.span.start))
-    return move.before, -move.n_weakest, -move.after, -overlap, move.span.start
+    return move.before, move.n_lost - move.n_weakest, -move.after, -overlap, move.span.start
 
 
 def _weak_windows(view: View, n_layers: int) -> list[Span]:
@@ -170,6 +174,7 @@ class _Prospect:
         # What nobody else has loaded cannot be left, whoever is on the way to it.
         self._left = [level(*self._others[i]) if view.firm[i] > 1 else 0 for i in range(old.start, old.stop)]
         self._with: dict[int, list[int]] = {}
+        self._is_incomplete = bool(view.unheld)
 
     def of(self, span: Span) -> _Candidate:
         """What moving to `span` is worth."""
@@ -183,7 +188,9 @@ class _Prospect:
         before = min(*there, *leaving)
         after = min(*self._served(len(span))[span.start : span.stop], *left)
         even = (sum(there) + sum(leaving)) // (len(there) + len(leaving))
-        return _Candidate(span, before, after, there.count(before), even)
+        # Where layers are missing nothing is answered anyway, and the more of them have a holder the better.
+        n_lost = left.count(0) if self._is_incomplete else MAX_LAYERS * (0 in left)
+        return _Candidate(span, before, after, there.count(before), n_lost, even)
 
     def _served(self, n_layers: int) -> list[int]:
         """Each layer's level with this peer, when it serves so many."""
@@ -209,8 +216,8 @@ def _is_time(view: View, now: float) -> bool:
 def _elected(view: View, now: float) -> dict[PeerId, _Candidate]:
     """Who is to move in this round, and where to, as everybody works it out who has this view.
 
-    In the order of their turns, each who would move gets the most needed of its moves that touches none given out
-    before, nor, unless layers are without a holder, one that is still going on.
+    Those first whose going costs no layer its holder, and of them the spare ones, else by lot, each gets the most
+    needed of its moves that touches none given out before, nor, unless layers are without a holder, one still going on.
     """
     key = ("elected", _round(now))
     elected = view.memo.get(key)
@@ -221,6 +228,7 @@ def _elected(view: View, now: float) -> dict[PeerId, _Candidate]:
         ]
         zones: list[Span] = []
         would = [holder for holder in view.holders if holder.is_mobile and holder.stays]
+        would = [holder for holder in would if _candidates(view, holder)]
         for holder in sorted(would, key=lambda each: _turn(view, each, now)):
             if _touches([holder.span], zones):
                 continue
@@ -235,9 +243,9 @@ def _elected(view: View, now: float) -> dict[PeerId, _Candidate]:
     return elected
 
 
-def _turn(view: View, holder: Holder, now: float) -> tuple[bool, bytes]:
-    """Spare peers first, else by lot: another order in each round."""
-    return holder.peer not in view.spare, lot(holder.peer, _round(now))
+def _turn(view: View, holder: Holder, now: float) -> tuple[int, bool, bytes]:
+    """Who chooses first: another order in each round."""
+    return _candidates(view, holder)[0].n_lost, holder.peer not in view.spare, lot(holder.peer, _round(now))
 
 
 def _zone(old: Span, wish: _Candidate) -> tuple[Span, Span]:
@@ -254,10 +262,11 @@ def _touches(zone: Iterable[Span], others: Sequence[Span]) -> bool:
 
 def _real(view: View, me: Holder, wish: _Candidate, own: Own) -> _Candidate | None:
     """The best move within the zone that is this peer's in this round: to what fits beside the old layers, or, where
-    others have those, to what fits alone."""
+    others have those or nothing is answered without the new ones, to what fits alone."""
     _, zone = _zone(me.span, wish)
     prospect = _Prospect(view, me)
-    can_swap = all(view.firm[i] > 1 for i in range(me.span.start, me.span.stop))
+    is_missed = wish.is_urgent and bool(view.unheld)
+    can_swap = is_missed or all(view.firm[i] > 1 for i in range(me.span.start, me.span.stop))
     found: list[_Candidate] = []
     for start in (at for at in view.cuts.starts if at in zone and at < wish.span.stop):
         for stop in reversed([at for at in _stops(view, start) if at <= zone.stop]):
@@ -274,18 +283,17 @@ def _real(view: View, me: Holder, wish: _Candidate, own: Own) -> _Candidate | No
 
 
 def _because(view: View, me: Holder, move: _Candidate) -> str:
+    going = f"going to {move.span} from {me.span}"
     gap = next((gap for gap in view.unheld if _overlap(gap, move.span)), None)
-    if move.is_urgent and gap is not None:
-        return f"Nobody serves the layers {gap}: going to {move.span} from {me.span}, which others hold too."
-    weakest = [i for i in range(move.span.start, move.span.stop) if view.levels[i] <= move.before]
-    if all(view.counts[i] <= 1 for i in weakest):
-        what = f"have no second holder, from {weakest[0]} on"
-    else:
-        what = f"do {rows_per_s(view.rates[weakest[0]]):.0f} rows/s at layer {weakest[0]}"
-    return (
-        f"The layers {move.span} need a holder more than {me.span}: they {what}, and evenly served they would be worth "
-        f"{max(move.after, move.even) * 100 // max(1, move.before) - 100} % more."
-    )
+    if gap is not None:
+        return f"Nobody serves the layers {gap}: {going}, which can do without this peer."
+    weakest = next(i for i in range(move.span.start, move.span.stop) if view.levels[i] <= move.before)
+    if move.is_urgent:
+        return f"Whoever serves layer {weakest} is about to leave it: {going}."
+    if view.counts[weakest] == 1:
+        return f"Layer {weakest} and others have one holder only: {going}."
+    share = move.before * 100 // max(move.even, move.after)
+    return f"Layer {weakest} does {rows_per_s(view.rates[weakest]):.0f} rows/s, {share} % of an even share: {going}."
 
 
 def _overlap(a: Span, b: Span) -> bool:
