@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from meshswarm.discovery import mainline as module
 from meshswarm.discovery.candidate import SourceError
 from meshswarm.discovery.dht_nodes import load_nodes, save_nodes
 from meshswarm.discovery.mainline import MainlineSource
-from meshswarm.net.swarm import Swarm
+from meshswarm.net.swarm import DAY_S, Swarm
 
 ONE, TWO = Address("127.0.0.2", 4801), Address("127.0.0.3", 4802)
 
@@ -42,22 +43,31 @@ async def round_of(source: MainlineSource) -> list[Address]:
     return [candidate.addresses[0] async for candidate in source.candidates()]
 
 
-async def test_two_that_know_a_name_find_each_other_and_no_others_do(
-    swarm: Swarm, mainline: Address, monkeypatch: pytest.MonkeyPatch
+async def test_two_members_find_each_other_around_midnight_and_nobody_else_finds_them(
+    mainline: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The hashes change at midnight, and clocks are minutes apart."""
     monkeypatch.setattr(module, "ROUND_S", 2.5)
-    sources = [MainlineSource(swarm, own.host, own.port, nodes=[mainline]) for own in (ONE, TWO)]
-    outsider = MainlineSource(Swarm("another"), "127.0.0.4", 4803, nodes=[mainline], announces=False)
+    swarm, midnight = Swarm("office", secrets.token_bytes(32)), 20_000 * DAY_S
+    early, late = (
+        MainlineSource(swarm, own.host, own.port, nodes=[mainline], clock=lambda now=midnight + shift_s: float(now))
+        for own, shift_s in ((ONE, -300), (TWO, 300))
+    )
+    outsiders = [
+        MainlineSource(
+            other, f"127.0.0.{5 + n}", 4803, nodes=[mainline], announces=False, clock=lambda: float(midnight)
+        )
+        for n, other in enumerate((Swarm("office"), Swarm("office", secrets.token_bytes(32))))
+    ]
     try:
         async with asyncio.timeout(30):
-            found, nobody = await asyncio.gather(
-                asyncio.gather(first_other(sources[0], ONE), first_other(sources[1], TWO)), round_of(outsider)
-            )
+            found = await asyncio.gather(first_other(early, ONE), first_other(late, TWO))
+            nobody = await asyncio.gather(*map(round_of, outsiders))
         assert found == [TWO, ONE]
-        assert nobody == []
-        assert "node" in outsider.note or outsider.note == "the DHT answers"
+        assert nobody == [[], []]
+        assert all("node" in each.note or each.note == "the DHT answers" for each in outsiders)
     finally:
-        for each in (*sources, outsider):
+        for each in (early, late, *outsiders):
             await each.close()
 
 
@@ -74,7 +84,7 @@ async def test_who_only_looks_is_not_seen(swarm: Swarm, mainline: Address, monke
 async def test_nodes_that_answered_are_a_way_in_when_those_to_start_from_have_gone(
     swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ROUND_S", 2.5)
+    monkeypatch.setattr(module, "ROUND_S", 0.5)
     node = dht_node("127.0.0.8")
     mainline, file = Address("127.0.0.8", node.listen_port()), tmp_path / "dht-nodes.json"
     save_nodes(file, [Address("127.0.0.7", 9), mainline])
@@ -85,6 +95,7 @@ async def test_nodes_that_answered_are_a_way_in_when_those_to_start_from_have_go
     ]
     try:
         await round_of(sources[0])
+        monkeypatch.setattr(module, "ROUND_S", 2.5)
         assert ONE in await round_of(sources[1])
         kept = load_nodes(file)
         assert mainline in kept and Address("127.0.0.7", 9) not in kept, "those that answered, and no others"
