@@ -64,9 +64,9 @@ def test_where_layers_are_missing_anyway_they_may_become_fewer() -> None:
     seen = view(holder(1, 0, 4), holder(2, 3, 7), holder(3, 4, 8))
     ((number, move),) = movers(seen, URGENT, most=4, beside=False).items()
     assert (number, move.span) == (2, Span(8, 12)), "all its layers have another holder"
-    seen = view(holder(1, 0, 5), holder(2, 4, 8))
-    ((number, move),) = movers(seen, URGENT, most=4, beside=False).items()
-    assert (number, move.span) == (2, Span(8, 12)), "three layers lose their holder, and four get one"
+    seen = View(replace(cuts_of(12), starts=(0, 4, 6)), (holder(1, 0, 4), holder(2, 0, 6)))
+    ((number, move),) = movers(seen, URGENT, most=6, beside=False).items()
+    assert (number, move.span) == (2, Span(6, 12)), "two layers lose their holder, and six get one"
     as_many = view(holder(1, 0, 4), holder(2, 4, 8), holder(3, 9, 13), n_layers=13)
     assert movers(as_many, URGENT, most=4) == {}, "one for one is no gain"
     about_to_be = view(holder(1, 0, 4), holder(2, 3, 8), holder(3, 8, 12, next_span=Span(4, 8)), n_layers=12)
