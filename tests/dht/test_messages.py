@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from meshswarm.config import Address
 from meshswarm.dht import messages, wire
 from meshswarm.dht.contact import Contact, merge_addresses
-from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
+from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus, Verdict
+from meshswarm.dht.region import MAX_REACH
 from meshswarm.dht.wire import WireError
 from meshswarm.identity import PeerId
 
@@ -18,6 +19,7 @@ addresses = st.lists(
     st.builds(Address, st.just("10.1.2.3") | st.just("2001:db8::7"), st.integers(1, 65535)), max_size=8
 ).map(tuple)
 senders = st.builds(Sender, st.booleans(), addresses)
+timed = st.builds(Sender, st.booleans(), addresses, st.integers(0, 2**53))
 keys = st.binary(min_size=20, max_size=20)
 peers = st.binary(min_size=32, max_size=32).map(PeerId)
 contacts = st.builds(Contact, peers, addresses.filter(bool))
@@ -28,15 +30,26 @@ DECODERS = [
     messages.decode_found,
     messages.decode_store,
     messages.decode_stored,
+    messages.decode_dial_back,
+    messages.decode_dial,
+    messages.decode_verdict,
 ]
 
 
-@given(senders)
+@given(timed)
 def test_pings(sender: Sender) -> None:
     assert messages.decode_ping(messages.encode_ping(sender)) == sender
 
 
-@given(st.builds(FindQuestion, senders, st.lists(keys, min_size=1, max_size=8).map(tuple), st.booleans()))
+@given(
+    st.builds(
+        FindQuestion,
+        senders,
+        st.lists(keys, min_size=1, max_size=8).map(tuple),
+        st.booleans(),
+        st.integers(0, MAX_REACH),
+    )
+)
 def test_finds(question: FindQuestion) -> None:
     assert messages.decode_find(messages.encode_find(question)) == question
 
@@ -44,7 +57,7 @@ def test_finds(question: FindQuestion) -> None:
 @given(
     st.builds(
         FindAnswer,
-        senders,
+        timed,
         st.binary(max_size=64),
         st.lists(contacts, max_size=20).map(tuple),
         st.lists(st.binary(max_size=1024), max_size=10).map(tuple),
@@ -81,6 +94,26 @@ def test_stored(answer: StoreAnswer) -> None:
     assert messages.decode_stored(messages.encode_stored(answer)) == answer
 
 
+@given(senders, contacts, st.sampled_from(Verdict))
+def test_dials(sender: Sender, contact: Contact, verdict: Verdict) -> None:
+    assert messages.decode_dial_back(messages.encode_dial_back(sender)) == sender
+    assert messages.decode_dial(messages.encode_dial(sender, contact)) == (sender, contact)
+    assert messages.decode_verdict(messages.encode_verdict(sender, verdict)) == (sender, verdict)
+
+
+def test_what_older_peers_leave_out_has_a_meaning_and_what_newer_ones_add_is_ignored() -> None:
+    """The first version's messages ended before clocks and reach."""
+    head = [1, True, []]
+    assert messages.decode_ping(wire.pack(head)).clock_ms == 0
+    assert messages.decode_find(wire.pack([*head, [bytes(20)], True])).reach == 0
+    assert messages.decode_found(wire.pack([*head, b"t", [], []])).sender.clock_ms == 0
+    assert messages.decode_find(wire.pack([*head, [bytes(20)], True, 7, "new"])).reach == 7
+    assert messages.decode_found(wire.pack([*head, b"t", [], [], 5, "new"])).sender.clock_ms == 5
+    for reach in (-1, MAX_REACH + 1, 1.5, None, True):
+        with pytest.raises(WireError):
+            messages.decode_find(wire.pack([*head, [bytes(20)], True, reach]))
+
+
 @pytest.mark.parametrize("decode", DECODERS)
 @given(data=st.binary(max_size=400))
 def test_garbage_is_refused_in_good_order(decode: Callable[[bytes], object], data: bytes) -> None:
@@ -103,11 +136,11 @@ def test_any_shape_is_read_or_refused(decode: Callable[[bytes], object], value: 
 
 def test_the_largest_messages_fit_their_limits() -> None:
     sender = Sender(True, tuple(Address("2001:db8::7", 60000 + n) for n in range(8)))
-    item = (bytes(1024), tuple(bytes([n]) * 20 for n in range(messages.MAX_KEYS_OF_RECORD)))
+    item = (bytes(messages.MAX_SEALED_BYTES), tuple(bytes([n]) * 20 for n in range(messages.MAX_KEYS_OF_RECORD)))
     question = messages.encode_store(StoreQuestion(sender, bytes(16), (item,) * messages.MAX_STORE_ITEMS))
     assert messages.decode_store(question).items[0] == item
     crowd = tuple(Contact(PeerId(n.to_bytes(32)), sender.addresses) for n in range(messages.MAX_CONTACTS))
-    records = (bytes(1024),) * messages.MAX_FIND_RECORDS
+    records = (bytes(messages.MAX_SEALED_BYTES),) * messages.MAX_FIND_RECORDS
     answer = messages.encode_found(FindAnswer(sender, bytes(16), crowd, records))
     assert len(messages.decode_found(answer).contacts) == messages.MAX_CONTACTS
 
