@@ -69,8 +69,8 @@ def test_where_layers_are_missing_anyway_they_may_become_fewer() -> None:
     assert (number, move.span) == (2, Span(6, 12)), "two layers lose their holder, and six get one"
     as_many = view(holder(1, 0, 4), holder(2, 4, 8), holder(3, 9, 13), n_layers=13)
     assert movers(as_many, URGENT, most=4) == {}, "one for one is no gain"
-    about_to_be = view(holder(1, 0, 4), holder(2, 3, 8), holder(3, 8, 12, next_span=Span(4, 8)), n_layers=12)
-    assert movers(about_to_be, URGENT, most=5) == {}, "nothing is missing yet"
+    about_to_be = view(holder(1, 0, 4), holder(2, 4, 8), holder(3, 8, 12, next_span=Span(0, 4)))
+    assert movers(about_to_be, URGENT, most=4) == {}, "nothing is missing yet"
 
 
 def test_layers_that_are_only_on_their_way_do_not_set_anybody_free() -> None:
