@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from meshswarm.artifacts import sources
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how busy the machine is proves nothing
+hypothesis.settings.load_profile("untimed")
 
 U8, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 5, 6, 7, 8, 9, 10
 MASK = (1 << 64) - 1
