@@ -36,6 +36,7 @@ needs a new connection, one reading of an 80-layer model is about 2 MB."""
 MANY_READ_S = 1200.0
 NEWS_READ_S = 30.0  # when somebody is missed: no oftener than that
 LOADING_S = 900.0  # who is on the way to layers for longer is not waited for any more
+MANY = 64  # holders: of more it is worked out beside the loop
 FAILED_S = 120.0  # after a move that came to nothing
 STEADY_ROUNDS = 2  # so often must a peer be spare, or needed, before it says so
 
@@ -127,18 +128,16 @@ class Mover:
             demand=self._hearsay.demand().get(own.model_id, 0.0),
         )
         taken = self._serving.taken_bytes
-        return propose(
-            view,
-            Own(
-                own.peer,
-                fits=lambda span: has_room(model, span, limits, taken=taken, beside=False),
-                fits_beside=lambda span: has_room(model, span, limits, taken=taken, beside=True),
-                moved_s=self._moved_s,
-                is_pinned=not self._serving.is_mobile,
-            ),
-            self._rng,
-            self._clock(),
+        mine = Own(
+            own.peer,
+            fits=lambda span: has_room(model, span, limits, taken=taken, beside=False),
+            fits_beside=lambda span: has_room(model, span, limits, taken=taken, beside=True),
+            moved_s=self._moved_s,
+            is_pinned=not self._serving.is_mobile,
         )
+        if len(view.holders) <= MANY:
+            return propose(view, mine, self._rng, self._clock())
+        return await asyncio.to_thread(propose, view, mine, self._rng, self._clock())
 
     async def _read(self, n_layers: int, *, fresh: bool) -> None:
         """Ask the table who serves what, where that is due."""
