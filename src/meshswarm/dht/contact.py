@@ -24,6 +24,7 @@ class Contact:
     """Its place in the table's space, 20 bytes."""
     place: int = field(init=False, repr=False, compare=False)
     """The same as a number."""
+    _packed: list[object] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         identity = node_id(self.peer)
@@ -31,7 +32,11 @@ class Contact:
         object.__setattr__(self, "place", int.from_bytes(identity))
 
     def pack(self) -> list[object]:
-        return [self.peer.key, wire.pack_addresses(self.addresses)]
+        """For msgpack; made once, because it is said again and again."""
+        if self._packed is None:
+            object.__setattr__(self, "_packed", [self.peer.key, wire.pack_addresses(self.addresses)])
+        assert self._packed is not None
+        return self._packed
 
     @classmethod
     def unpack(cls, value: object) -> Contact:

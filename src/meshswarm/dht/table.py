@@ -107,6 +107,10 @@ class BackOff:
     def __init__(self) -> None:
         self._failed: OrderedDict[bytes, tuple[PeerId, int, float, tuple[Address, ...]]] = OrderedDict()
 
+    def __bool__(self) -> bool:
+        """True when there is anybody in it."""
+        return bool(self._failed)
+
     def failed(self, peer: PeerId, now: float, tried: Iterable[Address] = ()) -> int:
         """Counts one more failure in a row; returns how many it are."""
         _, count, _, before = self._failed.pop(peer.key, (peer, 0, 0.0, ()))
@@ -121,7 +125,7 @@ class BackOff:
         self._failed.pop(peer.key, None)
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        known = self._failed.get(peer.key) if self._failed else None
+        known = self._failed.get(peer.key)
         return known is not None and known[2] > now
 
     def holds_at(self, contact: Contact, now: float) -> bool:
@@ -291,9 +295,9 @@ class RoutingTable:
     def _nearest(self, place: int, now: float, count: int, radius: int) -> list[Neighbour]:
         """At least `count` of those not left alone, and all within `radius`, nearest first."""
         found: list[Neighbour] = []
-        holds = self.back_off.holds
+        holds = self.back_off.holds if self.back_off else None
         for bucket in self._outwards(place):
-            members = [each for each in bucket.nodes.values() if not holds(each.contact.peer, now)]
+            members = [each for each in bucket.nodes.values() if holds is None or not holds(each.contact.peer, now)]
             members.sort(key=lambda each: each.long_id ^ place)
             if len(found) >= count and members and members[0].long_id ^ place >= radius:
                 break
