@@ -114,6 +114,21 @@ async def test_nobody_answering_is_a_sentence(swarm: Swarm, monkeypatch: pytest.
         await source.close()
 
 
+async def test_a_network_that_goes_away_later_is_a_sentence_too(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+    monkeypatch.setattr(module, "SILENCE_S", 0.5)
+    nodes = [dht_node("127.0.0.8")]
+    source = MainlineSource(swarm, ONE.host, ONE.port, nodes=[Address("127.0.0.8", nodes[0].listen_port())])
+    try:
+        await round_of(source)
+        nodes.clear()
+        await asyncio.sleep(0.2)
+        with pytest.raises(SourceError, match="no node of the DHT has answered"):
+            await round_of(source)
+    finally:
+        await source.close()
+
+
 async def test_no_libtorrent_is_a_sentence(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

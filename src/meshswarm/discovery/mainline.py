@@ -25,8 +25,10 @@ from meshswarm.net.swarm import Swarm
 ROUND_S = 12.0
 ASK_AT_S = (0.0, 2.0, 5.0, 9.0)  # within a round: the first nodes take a while to be found, and answers get lost
 BOOTSTRAP_S = 1.0
+MEASURE_S = 1.0
 SILENCE_S = 6.0  # when not one node has answered by then, none will in this round
 MAX_PER_ROUND = 64
+SILENT = "no node of the DHT has answered; is UDP to the internet blocked?"
 QUIET: dict[str, Any] = {
     "enable_dht": True,
     "dht_read_only": True,
@@ -85,8 +87,8 @@ class MainlineSource:
     def note(self) -> str:
         if self._session is None:
             return ""
-        if not self._session.has_heard:
-            return "no node of the DHT has answered; is UDP to the internet blocked?"
+        if not self._session.bytes_in:
+            return SILENT
         n = self._session.n_nodes
         return f"{n} nodes known" if n > 1 else "the DHT answers"
 
@@ -95,11 +97,12 @@ class MainlineSource:
         loop = asyncio.get_running_loop()
         given: set[Address] = set()
         await session.bootstrapped(BOOTSTRAP_S)
+        bytes_before = await session.measure()
         begun = loop.time()
         end = begun + ROUND_S
         asking = [begun + at for at in ASK_AT_S]
         while (now := loop.time()) < end and len(given) < MAX_PER_ROUND:
-            if now >= begun + SILENCE_S and not session.has_heard:
+            if now >= begun + SILENCE_S and not given and await session.measure() == bytes_before:
                 break
             if asking and now >= asking[0]:
                 asking.pop(0)
@@ -109,8 +112,8 @@ class MainlineSource:
                 if address not in given and len(given) < MAX_PER_ROUND and self._is_worth_a_dial(address):
                     given.add(address)
                     yield Candidate(None, (address,), Source.RENDEZVOUS)
-        if not session.has_heard:
-            raise SourceError(self.note)
+        if await session.measure() == bytes_before:
+            raise SourceError(SILENT)
         await self._remember(session)
 
     async def close(self) -> None:
@@ -143,7 +146,9 @@ class _Session:
     """libtorrent's session, as much of it as a rendezvous needs. Make one with `start`."""
 
     def __init__(self, session: Any, libtorrent: Any, earlier: Sequence[Address]) -> None:
-        self.has_heard = False
+        self.bytes_in = 0
+        """What the DHT's nodes have sent, when last measured."""
+        self._is_measured = asyncio.Event()
         self.n_nodes = 0
         self._session = session
         self._libtorrent = libtorrent
@@ -193,9 +198,18 @@ class _Session:
                 while not self._is_bootstrapped:
                     await self._changed()
 
+    async def measure(self) -> int:
+        """`bytes_in` as it is now."""
+        self._is_measured.clear()
+        self._count()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MEASURE_S):
+                await self._is_measured.wait()
+        return self.bytes_in
+
     def ask(self, hashes: Sequence[bytes], port: int | None) -> None:
         """Looks up who is under `hashes`, and puts `port` there unless it is None; then the look-up is part of that."""
-        if not self.has_heard:
+        if not self.bytes_in:
             for node in self._earlier:  # not sooner: libtorrent takes none before it has looked up where to start
                 self._session.add_dht_node((node.host, node.port))
         for each in hashes:
@@ -204,7 +218,7 @@ class _Session:
                 self._session.dht_get_peers(target)
             else:
                 self._session.dht_announce(target, port, 0)  # not implied_port: that is libtorrent's own
-        self._session.post_session_stats()
+        self._loop.call_later(MEASURE_S, self._count)  # for who wants to know meanwhile
 
     async def found(self, timeout_s: float) -> list[Address]:
         """Who was found since the last call; waits for somebody."""
@@ -222,6 +236,10 @@ class _Session:
         await asyncio.to_thread(_end, [session], self._writer)
         self._reader.close()
 
+    def _count(self) -> None:
+        if self._session is not None:
+            self._session.post_session_stats()
+
     async def _changed(self) -> None:
         self._change.clear()
         await self._change.wait()
@@ -234,16 +252,15 @@ class _Session:
         for alert in self._session.pop_alerts():
             match alert:
                 case lt.dht_get_peers_reply_alert():
-                    self.has_heard = True
                     for host, port in alert.peers():
                         with contextlib.suppress(ValueError):
                             self._arrived.append(Address(host, port))
                     del self._arrived[: -10 * MAX_PER_ROUND]
                 case lt.dht_bootstrap_alert():
                     self._is_bootstrapped = True
-                    self._session.post_session_stats()
                 case lt.session_stats_alert():
-                    self.has_heard |= alert.values["dht.dht_bytes_in"] > 0
+                    self.bytes_in = alert.values["dht.dht_bytes_in"]
+                    self._is_measured.set()
                     self.n_nodes = alert.values["dht.dht_nodes"]
         self._change.set()
 
