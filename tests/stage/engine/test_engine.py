@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,35 @@ async def test_it_says_what_it_is(engine: SpanEngine, middle: SpanEngine) -> Non
     assert not middle.is_first and not middle.is_last
     assert engine.numclass == middle.numclass
     assert engine.speed.us_per_layer > 0 and engine.speed.prefill_us_per_row_layer > 0
+
+
+@pytest.mark.parametrize("part", ["_next_turn", "_note_turn", "_answer"])
+async def test_a_thread_that_breaks_leaves_nobody_waiting_and_takes_no_more_sessions(
+    engine: SpanEngine, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    slots = [taken(engine) for _ in range(2)]
+    await engine.run(ids_job(slots[0], 0, 3))
+    thread: Any = engine._thread
+    broken, usual = threading.Event(), getattr(thread, part)
+
+    def breaks(*arguments: Any) -> Any:
+        if not broken.is_set():
+            broken.set()
+            raise ZeroDivisionError("float division by zero")
+        return usual(*arguments)
+
+    monkeypatch.setattr(thread, part, breaks)
+    jobs = [ids_job(slots[0], 3, 4), ids_job(slots[1], 0, 2), ids_job(slots[0], 4, 5)]
+    async with asyncio.timeout(20):
+        found = await outcomes(engine, *jobs)
+        assert any("computes no more" in str(outcome) for outcome in found)
+        with pytest.raises(EngineError, match="computes no more: ZeroDivisionError"):
+            await engine.run(ids_job(slots[1], 2, 3))
+        copied: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        engine.copy_slot(slots[0], slots[1], 1, copied.set_result)
+        assert isinstance(await copied, EngineError)
+    assert engine.n_free_slots == 0 and engine.acquire_slot() is None
+    engine.release_slot(slots[0])
 
 
 async def test_slots_are_given_out_lowest_first_until_none_is_left(engine: SpanEngine) -> None:

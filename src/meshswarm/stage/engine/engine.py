@@ -242,11 +242,16 @@ class SpanEngine:
 
     @property
     def n_free_slots(self) -> int:
-        return len(self._free)
+        return 0 if self._is_broken else len(self._free)
+
+    @property
+    def _is_broken(self) -> bool:
+        """Its thread met a fault of ours: no session can be had here any more."""
+        return self._thread is not None and self._thread.is_over
 
     def acquire_slot(self) -> int | None:
         """An empty slot, None when all are taken."""
-        if not self._free or self._is_stopping:
+        if not self._free or self._is_stopping or self._is_broken:
             return None
         slot = min(self._free)
         self._free.remove(slot)

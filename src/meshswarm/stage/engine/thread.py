@@ -9,6 +9,7 @@ that are neighbours here are neighbours everywhere.
 from __future__ import annotations
 
 import heapq
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,8 @@ from meshswarm.stage.engine.gate import Gate
 from meshswarm.stage.engine.grouping import Grouping
 from meshswarm.stage.engine.jobs import EngineError, EngineInputError, Job, JobResult, SliceShape
 from meshswarm.stage.engine.profile import EXACT_MIN_ROWS
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,24 @@ class EngineThread:
         self._sequence_of: dict[int, int] = {}
         self._free_sequences = list(range(len(computer.n_held)))
         self._rows_lock = threading.Lock()
+        self._end_lock = threading.Lock()
+        self._end: EngineError | None = None  # why it computes no more
+        self._under_way: Sequence[Submitted] = ()
         self._thread = threading.Thread(target=self._serve, name=f"engine {shape.span}", daemon=True)
         self._thread.start()
 
+    @property
+    def is_over(self) -> bool:
+        """It computes no more, because it was told to end or because it broke."""
+        return self._end is not None
+
     def put(self, order: Order | None) -> None:
         """Hand in an order, from any thread; None ends the thread."""
-        self._inbox.put(order)
+        with self._end_lock:
+            if self._end is None:
+                self._inbox.put(order)
+                return
+        self._give_up([order], self._end)
 
     def join(self) -> None:
         self._thread.join()
@@ -110,19 +125,33 @@ class EngineThread:
     # -- the thread
 
     def _serve(self) -> None:
+        end = EngineError("the engine was stopped")
         try:
             while (turn := self._next_turn()) is not None:
+                self._under_way = turn.items
                 began = time.monotonic()
                 outcomes = self._compute(turn)
                 ended = time.monotonic()
                 with self._rows_lock:
                     self._answer([Answer(order, outcome) for order, outcome in zip(turn.items, outcomes, strict=True)])
+                    self._under_way = ()
                     self._computer.keep_rows()
                 self._note_turn(turn, began, ended)
-        finally:
-            self._computer.close()
-            left = [submitted for slot in range(len(self._computer.n_held)) for submitted in self._drop(slot)]
-            self._answer([Answer(submitted, EngineError("the engine was stopped")) for submitted in left])
+        except Exception as error:  # a fault of ours must not leave sessions waiting for ever
+            logger.exception("the engine's thread broke")
+            end = EngineError(f"the engine failed in a way it should not, and computes no more: {error!r}")
+        self._computer.close()
+        with self._end_lock:
+            self._end = end
+        left: list[Order | None] = [*self._under_way]
+        left += [submitted for slot in range(len(self._computer.n_held)) for submitted in self._drop(slot)]
+        while not self._inbox.empty():
+            left.append(self._inbox.get())
+        self._give_up(left, end)
+
+    def _give_up(self, orders: Sequence[Order | None], end: EngineError) -> None:
+        """Answer those that wait for one."""
+        self._answer([Answer(order, end) for order in orders if isinstance(order, Submitted | CopyOrder)])
 
     def _note_turn(self, turn: Turn[Submitted], began: float, ended: float) -> None:
         if turn.shape.is_short:
