@@ -43,6 +43,7 @@ class ImaginedServing:
     """`serving.Serving` as a `Mover` sees it: records and moves, without an engine."""
 
     is_mobile = True
+    is_changing = False
     taken_bytes = 0
 
     def __init__(self, peer: Peer, record: CoverageRecord, machine: Machine) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import bisect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation.clock import VirtualLoop
@@ -235,10 +236,13 @@ def settle(peers: Sequence[Peer], rng: random.Random, now: float, *, near: int =
 
 def rest(peer: Peer, rng: random.Random) -> None:
     """What is done from time to time was done at some time within its period, not all of it a moment ago or never."""
-    periods, now = Periods(), peer.network.loop.unix_s()
-    peer.dht._upkeep._looked_around_at = now - rng.uniform(0.0, periods.look_around_s)
+    periods, now, upkeep = Periods(), peer.network.loop.unix_s(), peer.dht._upkeep
+    upkeep._looked_around_at = now - rng.uniform(0.0, periods.look_around_s)
     then = now - rng.uniform(0.0, periods.refresh_s)
     peer.dht._core.table.refresh_targets(then, older_than_s=0.0, rng=rng)
+    usual, first_s = upkeep._periods, rng.uniform(0.05, 1.0) * upkeep._periods.round_s
+    upkeep._periods = replace(usual, round_s=first_s)
+    peer.network.loop.call_later(0.8 * first_s, setattr, upkeep, "_periods", usual)
 
 
 def coverage_record(

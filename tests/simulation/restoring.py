@@ -22,7 +22,7 @@ from meshswarm.routing.placement import holders, neediest
 from meshswarm.span import Span, missing_layers
 from meshswarm.stage.families.cuts import LegalCuts
 
-SETTLING_S = 40.0
+SETTLING_S = 30.0
 WATCHED_S = 150.0
 LOAD_S = 15.0
 LEAVING = 0.3
@@ -97,7 +97,7 @@ def restore(
         dead = {serving.peer.peer_id for serving in servings} - {serving.peer.peer_id for serving in left}
         uncovered = sum(len(gap) for gap in _missing(left))
         known_gone_s = covered_s = seen_s = None
-        outsiders = [peer for peer in crowd.some(5) if peer not in chosen]
+        outsider = next(peer for peer in crowd.some(len(crowd.living)) if peer not in chosen)
         while loop.now_s - began < WATCHED_S and seen_s is None:
             await asyncio.sleep(0.5)
             passed = loop.now_s - began
@@ -108,13 +108,12 @@ def restore(
                 covered_s = passed
                 say(f"every layer is held again after {passed:.1f} s")
             if covered_s is not None:
-                seen = [
-                    await peer.dht.coverage(catalogue.large.model_id, LARGE_LAYERS, fresh=True) for peer in outsiders
-                ]
+                records = await outsider.dht.coverage(catalogue.large.model_id, LARGE_LAYERS, fresh=True)
                 living = {serving.peer.peer_id for serving in left}
-                spans = [[r.span for r in records if r.peer in living and r.loaded] for records in seen]
-                if not any(missing_layers(each, LARGE_LAYERS) for each in spans):
+                if not missing_layers([r.span for r in records if r.peer in living and r.loaded], LARGE_LAYERS):
                     seen_s = loop.now_s - began
+                else:
+                    await asyncio.sleep(2.0)
         await asyncio.sleep(max(0.0, watched_s - (loop.now_s - began)))
         return Restored(
             n_peers=n_peers,

@@ -37,17 +37,17 @@ def run(main: Coroutine[Any, Any, None], loop: VirtualLoop) -> None:
 
 def test_lookups_succeed_while_a_fifth_of_the_swarm_leaves_in_an_hour() -> None:
     n_peers = 200
-    seen = live(n_peers, SEED, per_hour=0.2, virtual_s=60.0, n_lookups=80, settling_s=10.0)
+    seen = live(n_peers, SEED, per_hour=0.2, virtual_s=30.0, n_lookups=60, settling_s=5.0)
     told = f"seed {SEED}: {seen}"
     assert not seen.faults, told
-    assert seen.by_record.n > 60 and seen.by_record.success == 1.0, told
+    assert seen.by_record.n > 40 and seen.by_record.success == 1.0, told
     assert seen.by_peer.success == 1.0, told
     assert seen.by_record.median_rounds <= math.log2(n_peers) / 2, told
     assert seen.sent.mean <= 5000, told
 
 
 def test_lookups_succeed_while_a_fifth_lies() -> None:
-    seen = live(150, SEED + 1, virtual_s=30.0, n_lookups=100, settling_s=5.0, liars=0.2)
+    seen = live(120, SEED + 1, virtual_s=20.0, n_lookups=100, settling_s=5.0, liars=0.2)
     told = f"seed {SEED + 1}: {seen}"
     assert not seen.faults, told
     assert seen.by_record.success >= 0.99, told
@@ -60,18 +60,18 @@ def test_a_network_that_parted_heals_without_lost_or_doubled_records() -> None:
     crowd = Crowd(network, periods=Periods(republish_s=60.0, round_s=10.0, look_around_s=60.0))
 
     async def main() -> None:
-        crowd.settled(40)
+        crowd.settled(30)
         servers = crowd.some(12)
         for number, peer in enumerate(servers):
             await peer.serve(coverage_record(peer, MODEL, Span(number, number + 12)))
         network.rift = lambda one, other: (one.place[0] < 0.5) != (other.place[0] < 0.5)
-        await asyncio.sleep(120.0)
+        await asyncio.sleep(60.0)
         moved = servers[0]
         await moved.serve(coverage_record(moved, MODEL, Span(20, 32)))
         left, right = [[p for p in crowd.living if (p.endpoint.place[0] < 0.5) == side] for side in (True, False)]
-        assert min(len(left), len(right)) > 10, f"seed {SEED + 2}: nothing was parted"
+        assert min(len(left), len(right)) > 7, f"seed {SEED + 2}: nothing was parted"
         network.rift = None
-        await asyncio.sleep(200.0)
+        await asyncio.sleep(150.0)
         expected = {peer.peer_id: peer.record.span for peer in servers if peer.record is not None}
         for seeker in (*left[:3], *right[:3]):
             seen = await seeker.dht.coverage(MODEL, 32, fresh=True)
@@ -111,7 +111,7 @@ def test_a_key_surrounded_by_ground_ids_still_gives_its_records() -> None:
 
 
 def test_a_flash_crowd_joins_through_one_peer() -> None:
-    """Eighty at once, all of which know the same one."""
+    """Sixty at once, all of which know the same one."""
     loop = VirtualLoop()
     network = Network(loop, SEED + 4)
     crowd = Crowd(network)
@@ -120,12 +120,12 @@ def test_a_flash_crowd_joins_through_one_peer() -> None:
         first = crowd.make()
         first.start()
         crowd.living.append(first)
-        newcomers = [crowd.make() for _ in range(80)]
+        newcomers = [crowd.make() for _ in range(60)]
         known = await asyncio.gather(*(peer.join([first]) for peer in newcomers))
         crowd.living += newcomers
         assert min(known) > 0, f"seed {SEED + 4}"
         await asyncio.sleep(60.0)
-        catalogue = Catalogue(80, peers_per_model=20)
+        catalogue = Catalogue(60, peers_per_model=20)
         for peer in crowd.some(20):
             await catalogue.serve(peer)
         for _ in range(20):
@@ -140,7 +140,7 @@ def test_a_flash_crowd_joins_through_one_peer() -> None:
 
 
 def test_liars_about_speed_are_priced_out_after_their_first_sessions() -> None:
-    worlds = [price_out(60, SEED + number, n_heads=4) for number in range(4)]
+    worlds = [price_out(60, SEED + number, n_heads=4, n_sessions=40) for number in range(4)]
     told = f"seeds from {SEED}: {worlds}"
     harmed_first = statistics.mean(world.harmed_first for world in worlds)
     harmed_last = statistics.mean(world.harmed_last for world in worlds)
@@ -150,7 +150,7 @@ def test_liars_about_speed_are_priced_out_after_their_first_sessions() -> None:
 
 
 def test_a_model_whose_middle_vanished_is_whole_again_within_a_minute() -> None:
-    seen = restore(48, SEED + 6, n_holders=24, watched_s=0.0)
+    seen = restore(40, SEED + 6, n_holders=20, watched_s=0.0)
     told = f"seed {SEED + 6}: {seen}"
     assert not seen.faults, told
     assert seen.uncovered > 0, f"nothing was lost, so this proves nothing: {told}"

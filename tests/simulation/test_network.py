@@ -30,7 +30,7 @@ DIGEST = (
 
 def digest(seed: int) -> str:
     """Everything that was measured of a small swarm that lives."""
-    seen = live(30, seed, per_hour=10.0, virtual_s=60.0, n_lookups=30, loss=0.05, liars=0.2, settling_s=5.0)
+    seen = live(30, seed, per_hour=30.0, virtual_s=60.0, n_lookups=30, loss=0.05, liars=0.2, settling_s=5.0)
     assert seen.n_gone > 3, "a life without churn proves nothing"
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
