@@ -103,6 +103,7 @@ async def test_where_both_fit_the_old_layers_are_served_until_the_new_ones_were_
         "say 0:6 to 6:12", "load 6:12", "serve 6:12 beside", "say 6:12", "retire 0:6", "stop 0:6",
     ]  # fmt: skip
     assert all(record.loaded for record in peer.published)
+    assert not peer.serving.is_changing
     assert peer.serving.record().span == NEW
     assert "mobile" in peer.serving.record().roles
     await peer.serving.stop()
@@ -115,7 +116,7 @@ async def test_a_peer_that_leaves_does_not_wait_for_those_who_have_not_heard_of_
     monkeypatch.setattr(serving, "OLD_LAYERS_S", 3600.0)
     assert await peer.serving.go_over(NEW, beside=True)
     await asyncio.sleep(0.01)
-    assert "retire 0:6" not in peer.happened
+    assert "retire 0:6" not in peer.happened and peer.serving.is_changing
     peer.leaving.set()
     await asyncio.sleep(0.01)
     assert peer.happened[-2:] == ["retire 0:6", "stop 0:6"]

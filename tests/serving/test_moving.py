@@ -48,9 +48,9 @@ class World:
         self.error: Exception | None = None
         self.now = URGENT
         settings = ServingSettings("m", n_ctx=64, n_sessions=1, is_mobile=True)
-        serving: Any = SimpleNamespace(
-            model=info, is_mobile=True, taken_bytes=0, record=lambda: self.records[OWN], go_over=self._go_over,
-            stand_by=self._stand_by, restore=self._restore, facts=dict, duties=list,
+        self.serving: Any = SimpleNamespace(
+            model=info, is_mobile=True, is_changing=False, taken_bytes=0, record=lambda: self.records[OWN],
+            go_over=self._go_over, stand_by=self._stand_by, restore=self._restore, facts=dict, duties=list,
         )  # fmt: skip
         self.around: Any = SimpleNamespace(
             store=store, slices=Slices(store, folder), report=lambda event: self.events.append(dict(event)),
@@ -61,7 +61,7 @@ class World:
         hearsay: Any = SimpleNamespace(
             gone=lambda: self.lost, draining=frozenset, demand=self._demand, loads=lambda: self.loads
         )
-        self.mover = Mover(serving, settings, self.around, hearsay, clock=lambda: self.now, rng=random.Random(1))
+        self.mover = Mover(self.serving, settings, self.around, hearsay, clock=lambda: self.now, rng=random.Random(1))
 
     @staticmethod
     def record(peer: PeerId, span: Span, model_id: bytes) -> CoverageRecord:
@@ -211,6 +211,16 @@ async def test_a_role_is_told_when_it_held_for_two_rounds(world: World) -> None:
     assert world.spare == []
     await world.mover.think()
     assert world.spare == [True]
+
+
+async def test_layers_that_were_left_are_let_go_before_the_next_move(world: World) -> None:
+    alone_to_fill_the_gap(world)
+    world.serving.is_changing = True
+    await world.mover.think()
+    assert not world.asked and not world.moves
+    world.serving.is_changing = False
+    await world.mover.think()
+    assert world.moves
 
 
 async def test_what_fails_is_said_and_ends_nothing(world: World) -> None:

@@ -85,6 +85,8 @@ class Mover:
 
     async def think(self) -> None:
         """One round: stay, or move."""
+        if self._serving.is_changing:
+            return
         try:
             await self._serving.restore()
             decision = await self._decide(fresh=False)

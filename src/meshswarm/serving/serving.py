@@ -112,6 +112,11 @@ class Serving:
         return self._settings.is_mobile
 
     @property
+    def is_changing(self) -> bool:
+        """Whether layers that were left still serve their last sessions."""
+        return len(self._engines) > 1
+
+    @property
     def taken_bytes(self) -> int:
         """What the layers take in memory now, without the program."""
         return self._engine.memory.total_bytes

@@ -103,7 +103,8 @@ class SpanServer:
                 session.fail("this peer serves other layers now", None)
         if self._older is served:
             self._older = None
-        self._closing = None
+        if self._closing is served:
+            self._closing = None
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new sessions, give the running ones `timeout_s` to end, then end them with a reason."""
