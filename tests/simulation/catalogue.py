@@ -20,6 +20,7 @@ from meshswarm.span import Span
 LARGE_LAYERS, LARGE_SPAN = 80, 10
 SMALL_LAYERS = 32
 REPUBLISH_S = 600.0
+MAX_LARGE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,13 @@ class Model:
 
 
 class Catalogue:
-    """`large_share` of the peers serve the large model, the others one of the small ones, `peers_per_model` each."""
+    """Some of the peers serve the large model, the others one of the small ones, `peers_per_model` each.
+
+    Those of the large model are `large_share` of all, but no more than `MAX_LARGE`: a key keeps 64 records
+    (`dht/storage.py`), and where more would belong under it, who comes last is not found under it."""
 
     def __init__(self, n_peers: int, *, large_share: float = 0.04, peers_per_model: int = 50) -> None:
+        large_share = min(large_share, MAX_LARGE / n_peers)
         n_small = max(1, round(n_peers * (1 - large_share) / peers_per_model))
         self.large = Model(_model_id(0), LARGE_LAYERS, (LARGE_SPAN, LARGE_SPAN))
         self.small = [Model(_model_id(1 + number), SMALL_LAYERS, (6, 16)) for number in range(n_small)]

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.network import Network, VirtualEndpoint
 
@@ -204,7 +205,11 @@ class Crowd:
 
     def nearest(self, target: bytes, count: int = 20) -> list[Peer]:
         """The truth: those who live nearest to `target`, nearest first."""
-        return sorted(self.living, key=lambda peer: distance(node_id(peer.peer_id), target))[:count]
+        places = [int.from_bytes(node_id(peer.peer_id)[:8]) for peer in self.living]
+        far = np.array(places, dtype=np.uint64) ^ np.uint64(int.from_bytes(target[:8]))
+        likely = np.argpartition(far, count)[: count + 1] if count < len(places) else range(len(places))
+        near = [self.living[at] for at in likely]
+        return sorted(near, key=lambda peer: distance(node_id(peer.peer_id), target))[:count]
 
 
 def settle(peers: Sequence[Peer], rng: random.Random, now: float, *, near: int = 40, per_bucket: int = 24) -> None:
