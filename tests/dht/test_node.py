@@ -446,3 +446,19 @@ async def test_a_private_swarm_works_sealed_over_real_connections() -> None:
         assert await peers[2].sees() == {}
     finally:
         await ours.close()
+
+
+async def test_who_turns_out_to_be_a_client_leaves_tables_and_what_is_remembered(loopback: Loopback) -> None:
+    one, two, three = await loopback.chain(3)
+    await until(lambda: len(one.dht.known_peers()) == 2)
+    two.dht._reachability._fixed = False
+    two.dht._renew_sender()
+    for peer in (one, three):
+        await two.dht._questions.ping(two.dht._core.table.get(peer.endpoint.peer_id).contact)  # type: ignore[union-attr]
+    gone = two.endpoint.peer_id
+    assert gone not in [peer for peer, _ in one.dht.known_peers()]
+    assert gone not in one.dht._core.table and gone not in three.dht._core.table
+    two.dht._reachability._fixed = True
+    two.dht._renew_sender()
+    await two.dht.join([one.reach])
+    await until(lambda: gone in [peer for peer, _ in one.dht.known_peers()])

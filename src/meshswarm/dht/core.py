@@ -7,6 +7,7 @@ The rule this file keeps: everything a node decides is decided here and below, f
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,7 @@ from meshswarm.identity import Identity, PeerId
 REFRESH_K = 8
 DIALS_PER_S = 5 / 60  # that one peer may cause here
 DIALS_BURST = 5.0
+MAX_CLIENTS = 1024  # remembered
 MAX_DIALLERS = 3  # asked one after another until one has no connection yet to who is to be dialled
 _Item = tuple[SignedRecord, bytes, tuple[bytes, ...]]  # a record, its bytes as they travel, the keys to store it under
 
@@ -68,6 +70,7 @@ class Core:
         self._clocks = Clocks()
         self._handover = Handover()
         self._instances = Instances()
+        self._clients: OrderedDict[PeerId, None] = OrderedDict()
         self._dials = RateLimit(per_s=DIALS_PER_S, burst=DIALS_BURST)
         self._responder = Responder(self.table, self.store, TokenIssuer(secret), topics, self.radius)
 
@@ -80,6 +83,10 @@ class Core:
     def sender(self, sender: Sender) -> None:
         self._sender = sender
         self.table.networks = Networks(sender.addresses)
+
+    def is_client(self, peer: PeerId) -> bool:
+        """True for a peer that said, when it was last heard of, that nobody can dial it."""
+        return peer in self._clients
 
     def swarm_changed(self) -> None:
         """The swarm has other keys, or admits others, than before."""
@@ -96,6 +103,7 @@ class Core:
         """As `Responder.answer`, without the sender."""
         reply, sender, newcomer = self._responder.answer(kind, peer, came_from, data, self.sender, now)
         self._hear_clock(peer, sender, now)
+        self._hear_kind(peer, sender)
         return reply, newcomer
 
     def saw_instance(self, peer: PeerId, instance: bytes) -> None:
@@ -335,13 +343,22 @@ class Core:
             about, sentence = heard
             self.notices.say(("clock", about), sentence)
 
+    def _hear_kind(self, peer: PeerId, sender: Sender) -> None:
+        """A peer may find out that nobody can dial it, or that somebody can."""
+        self._clients.pop(peer, None)
+        if not sender.server:
+            self.table.drop(peer)
+            self._clients[peer] = None
+            if len(self._clients) > MAX_CLIENTS:
+                self._clients.popitem(last=False)
+
     def _is_near(self, key: bytes, found: Sequence[Found]) -> bool:
         own = distance(node_id(self.own), key)
         return sum(distance(each.contact.node_id, key) < own for each in found) < self.table.k
 
     def _saw(self, contact: Contact, sender: Sender, now: float, rtt_s: float | None, is_outbound: bool) -> bool:
+        self._hear_kind(contact.peer, sender)
         if not sender.server:
-            self.table.drop(contact.peer)  # it has found out that nobody can dial it
             return False
         known = Contact(contact.peer, merge_addresses(contact.addresses, sender.addresses))
         return self.table.saw(known, now, rtt_s=rtt_s, is_outbound=is_outbound)

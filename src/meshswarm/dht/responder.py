@@ -74,8 +74,6 @@ class Responder:
         else:
             raise WireError(f"{kind[:40]!r} is not a question of the table")
         contact = Contact(peer, merge_addresses(() if came_from is None else (came_from,), sender.addresses))
-        if not sender.server:
-            self._table.drop(peer)
         is_new = sender.server and self._table.saw(contact, now)
         return reply, sender, contact if is_new else None
 

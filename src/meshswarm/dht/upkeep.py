@@ -118,8 +118,8 @@ class Upkeep:
         self._wake.set()
 
     def remembered(self) -> list[Contact]:
-        """Peers known at some time, those asked for or met last first."""
-        return list(reversed(self._remembered.values()))
+        """Peers known at some time, those asked for or met last first; without those that nobody can dial."""
+        return [each for each in reversed(self._remembered.values()) if not self._core.is_client(each.peer)]
 
     async def run(self) -> None:
         """Until cancelled."""
