@@ -86,9 +86,10 @@ async def scenario() -> dict[str, object]:
         _, public = await start(PUBLIC)
         endpoint, home = await start(HOME)
         await until(lambda: not home.is_server)
-        await home.publish_coverage(
-            CoverageRecord(endpoint.peer_id, (endpoint.address,), MODEL, Span(0, 4), True, "cpu", 4096, 300, 90, 100)
+        said_of_itself = CoverageRecord(
+            endpoint.peer_id, (endpoint.address,), MODEL, Span(0, 4), True, "cpu", 4096, 300, 90, 100
         )
+        await home.publish_coverage(said_of_itself)
         seen = await public.coverage(MODEL, 4, fresh=True)
         said["what it says is found"] = [record.peer for record in seen] == [endpoint.peer_id]
         await start(LATE)  # has no connection to the one at home, who is in no table
@@ -106,6 +107,9 @@ async def scenario() -> dict[str, object]:
         await start(LATER)
         await later(lambda: home.is_server)
         said["once its port is forwarded it is a server"] = home._core.sender.addresses[0].host == TRANSLATED
+        await home.publish_coverage(said_of_itself)
+        [record] = await public.coverage(MODEL, 4, fresh=True)
+        said["and says where"] = [address.host for address in record.addresses] == [TRANSLATED, HOME]
         for task in tasks:
             task.cancel()
     for endpoint, _ in nodes.values():
@@ -125,7 +129,7 @@ def test_a_peer_behind_a_translator_is_a_client_until_its_port_is_forwarded() ->
     assert inside.returncode == 0, inside.stderr
     said = json.loads(inside.stdout.splitlines()[-1])
     assert all(value is True for value in said.values()), said
-    assert len(said) == 5
+    assert len(said) == 6
 
 
 if __name__ == "__main__":

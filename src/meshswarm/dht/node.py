@@ -14,7 +14,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshswarm.artifacts.card import ModelCard, SignedCard
@@ -151,9 +151,12 @@ class Dht:
         """Says what this peer serves of one model, in place of what it said of that model before.
 
         It is repeated until `withdraw`. `seq` and `expires_ms` of `record` are not used: both are set here, each time.
+        Where a translator forwards to this peer, its address there is added.
         """
         if record.peer != self._core.own:
             raise ValueError("a peer publishes its own coverage only")
+        addresses = merge_addresses(self._reachability.extra_addresses, record.addresses)
+        record = replace(record, addresses=addresses)
         layers = record.span.start, record.span.stop
         await self._announcer.say(RecordKind.COVERAGE, record.model_id, record.body(), layers)
 
