@@ -38,7 +38,6 @@ def test_two_peers_find_each_other_through_a_dht_and_again_without_it(start_peer
     two = start_peer("--listen", "127.0.0.3:0", *rendezvous, wait=False)
     through = {one.wait_for("joined")["through"], two.wait_for("joined")["through"]}
     assert "rendezvous" in through and through <= {"rendezvous", "others"}
-    two.ready, one.ready = two.wait_for("ready"), one.wait_for("ready")
     assert discovery(two)["rendezvous"]["used"]
     assert discovery(two)["lan"]["found"] == "off: this peer listens on loopback only"
 

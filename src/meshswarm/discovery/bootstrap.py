@@ -6,9 +6,11 @@ The rule this file keeps: who was met is written down while the peer runs, not o
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from meshswarm.dht.known_peers import KnownPeer, KnownPeers
@@ -21,6 +23,7 @@ from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
+EXPLAINED_S = 0.5  # who dialled somebody knows by then through what it was found
 SAVE_FIRST_S, SAVE_EVERY_S = 30.0, 600.0
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -51,6 +54,7 @@ class Bootstrap:
         self._found_through: dict[PeerId, Source] = {}
         self._is_joined = False
         self._n_meeting = 0
+        self._found_by_others_at = math.inf
         self._finder = Finder(sources, endpoint, self._meet, self._members, off=off, tell=self._tell)
 
     async def run(self) -> None:
@@ -78,9 +82,12 @@ class Bootstrap:
 
     def _members(self) -> Collection[PeerId]:
         members = [seen.peer for seen in self._dht.seen_peers()]
-        if members and not self._is_joined and not self._n_meeting:
-            self._joined(len(members), "others", "them: they found this one")
-        self._is_joined = self._is_joined and bool(members)
+        if not members:
+            self._is_joined, self._found_by_others_at = False, math.inf
+        elif not self._is_joined and not self._n_meeting:
+            self._found_by_others_at = min(self._found_by_others_at, monotonic())
+            if monotonic() - self._found_by_others_at >= EXPLAINED_S:
+                self._joined(len(members), "others", "them: they found this one")
         return members
 
     async def _meet(self, peers: Sequence[KnownPeer]) -> None:
