@@ -270,6 +270,28 @@ def test_any_bytes_are_answered_or_refused(make_world: MakeWorld) -> None:
     assert not one.core.gone(world.now)
 
 
+def test_who_is_expelled_is_forgotten_and_spoken_of_no_more(make_world: MakeWorld) -> None:
+    world = make_world()
+    one, other, third = world.swarm(3)
+    expelled: set[PeerId] = set()
+    for node in (one, third):
+        node.core._admits = node.core._hearing._admits = lambda peer: peer not in expelled
+    world.serve(other)
+    one.core.asked(MODEL, world.now)
+    world.run(40)
+    assert other.peer in one.core.reports(world.now) and one.core.coverage(MODEL, world.now)
+    expelled.add(other.peer)
+    for node in (one, third):
+        node.core.expel()
+    world.kill(other)  # its connections are closed
+    late = SignedReport.sign(other.identity, SCOPE, LoadReport(other.peer, seq=2**50))
+    push(world, third, [one], Word(WordKind.REPORT, late.wire))
+    world.run(15)
+    assert other.peer not in one.core.reports(world.now) and not one.core.coverage(MODEL, world.now)
+    assert other.peer not in one.core.neighbours.known() and other.peer not in one.core.vigil.wards
+    assert other.peer not in one.core.vigil.watchers.chosen
+
+
 # -- leaving
 
 
