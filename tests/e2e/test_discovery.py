@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
-import time
 from typing import Any
 
 import httpx
 import pytest
 from tests.discovery.conftest import dht_node
 from tests.e2e.conftest import PeerProcess, PeerStarter
-
-from meshswarm.config import Address, Home
-from meshswarm.dht.known_peers import KnownPeers, SeenPeer
-from meshswarm.identity import Identity
-from meshswarm.net.swarm import Swarm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs several loopback addresses")
 
@@ -55,22 +48,3 @@ def test_two_peers_find_each_other_on_the_local_network(start_peer: PeerStarter)
     through = {one.wait_for("joined")["through"], two.wait_for("joined")["through"]}
     assert "lan" in through and through <= {"lan", "others"}
     assert discovery(two)["lan"]["used"] and not discovery(two)["rendezvous"]["used"]
-
-
-def test_a_start_among_ghosts_is_a_start(start_peer: PeerStarter) -> None:
-    """40 peers of last time that are all gone cost some two seconds, once."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind(("127.0.0.1", 0))
-        address = Address("127.0.0.1", silent.getsockname()[1])
-        home = Home(start_peer.root / "ghosts").create()
-        now = time.time()
-        known = KnownPeers(home.known_peers, Identity.load_or_create(home.key), Swarm(start_peer.swarm).swarm_id)
-        known.save([SeenPeer(Identity.generate().peer_id, (address,), now) for _ in range(40)], now)
-        peer = start_peer(home="ghosts", wait=False)
-        peer.wait_for("started")
-        begun = time.monotonic()
-        alone = peer.wait_for("alone")
-        assert time.monotonic() - begun < 12, "3.5 s and what a busy machine adds; one after the other would take 80"
-        assert alone["tried"][0]["candidates"] == 40
-        assert peer.stop() == 0
-    assert len(known.load(now)) == 40, "a start without a network forgets nobody"
