@@ -39,6 +39,7 @@ class World:
         self.events: list[dict[str, Any]] = []
         self.moves: list[tuple[Span, bool]] = []
         self.spare: list[bool] = []
+        self.told: list[str] = []
         self.asked: list[bool] = []
         self.lost: frozenset[PeerId] = frozenset()
         self.loads: dict[PeerId, LoadReport] = {}
@@ -85,6 +86,7 @@ class World:
 
     async def _stand_by(self, is_spare: bool, reason: str) -> None:
         self.spare.append(is_spare)
+        self.told.append(reason)
 
     async def _restore(self) -> None:
         if self.error is not None:
@@ -211,6 +213,7 @@ async def test_a_role_is_told_when_it_held_for_two_rounds(world: World) -> None:
     assert world.spare == []
     await world.mover.think()
     assert world.spare == [True]
+    assert world.told == ["Others can serve every layer without this peer: it stands by, loaded and answering."]
 
 
 async def test_layers_that_were_left_are_let_go_before_the_next_move(world: World) -> None:

@@ -186,6 +186,8 @@ def duties_of(
 
 def _role_in_words(serving: Serving, is_spare: bool) -> str:
     span = serving.record().span
+    if is_spare and len(span) == serving.model.n_layers:
+        return "Others can serve every layer without this peer: it stands by, loaded and answering."
     if is_spare:
         return (
             f"Others can serve the layers {span} without this peer: it stands by, loaded and answering, and goes first "
