@@ -407,6 +407,16 @@ def test_summaries_and_demand_reach_everybody_by_a_few_authors(make_world: MakeW
     assert 1 <= len(authors) <= 8, (world.seed, len(authors))
 
 
+def test_one_peers_claim_of_demand_weighs_little(make_world: MakeWorld) -> None:
+    world = make_world()
+    one, liar = world.swarm(2)
+    for _ in range(10**5):
+        liar.core.meter.count(MODEL, world.now)
+    world.run(5)
+    assert one.core.reports(world.now)[liar.peer].demand[0][1] > 1000
+    assert one.core.demand(world.now)[MODEL] == 10.0
+
+
 def test_a_peer_sends_well_under_2_kb_a_second(make_world: MakeWorld) -> None:
     world = make_world()
     nodes = world.swarm(50)

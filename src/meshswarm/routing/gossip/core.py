@@ -39,6 +39,7 @@ SWAP_TIMEOUT_S = 1.5
 DIAL_TIMEOUT_S = 3.0
 CHORES_S = 5.0
 REVISIT_S = 30.0
+CREDIBLE_PER_S = 10.0  # requests a second of one peer's clients for one model; what it claims beyond counts for nothing
 MAX_KIN = 1024
 
 
@@ -402,7 +403,7 @@ class Gossip:
         heard = self.meter.rates(now)
         for report in self.loads.fresh(now):
             for model_id, per_s in report.demand:
-                heard[model_id] = heard.get(model_id, 0.0) + per_s
+                heard[model_id] = heard.get(model_id, 0.0) + min(per_s, CREDIBLE_PER_S)
         return heard
 
 
