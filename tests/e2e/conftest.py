@@ -13,12 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from meshswarm.artifacts.files import TEMPORARY_SUFFIX
 
 READY_TIMEOUT_S = 90.0
 """Generous: the first load of a new slice happens in a child process, on a machine that may be busy."""
@@ -31,6 +33,7 @@ class PeerProcess:
     home: Path
     process: subprocess.Popen[str]
     lines: queue.Queue[str | None]
+    shared: Sequence[str] = ()
     ready: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -109,22 +112,23 @@ class Prepared:
     """What peers made of a model file at their start, for those that come later: the file hashed, slices cut, hashed
     and tried. A peer that is given it starts as it does for the second time in its folder."""
 
-    MADE = ("models", "headers", "slices", "probed", "vocabularies")
+    OF_EVERYBODY = ("vocabularies",)
+    OF_HOLDERS = ("models", "headers", "slices", "probed", *OF_EVERYBODY)
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def give(self, home: Path) -> None:
+    def give(self, home: Path, names: Sequence[str]) -> None:
         """Links: nothing of it is ever changed in place."""
-        for name in self.MADE:
+        for name in names:
             if (self._folder / name).is_dir() and not (home / name).exists():
                 shutil.copytree(self._folder / name, home / name, copy_function=os.link)
 
-    def take(self, home: Path) -> None:
-        for name in self.MADE:
+    def take(self, home: Path, names: Sequence[str]) -> None:
+        for name in names:
             for made in (home / name).rglob("*"):
                 kept = self._folder / made.relative_to(home)
-                if made.is_file() and not made.name.endswith((".new", ".part")) and not kept.exists():
+                if made.is_file() and not made.name.endswith(TEMPORARY_SUFFIX) and not kept.exists():
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     with contextlib.suppress(FileNotFoundError):  # one of a peer's passing files
                         os.link(made, kept)
@@ -139,7 +143,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 class PeerStarter:
     """Starts peers below one folder and in one swarm with a random name; ends all it started.
 
-    Peers with the `model` take part in what was `prepared` of it, unless they are to start `cold`.
+    They share what was `prepared` of the `model`, those that hold it all of it, unless they are to start `cold`.
     """
 
     root: Path
@@ -161,9 +165,8 @@ class PeerStarter:
         cold: bool = False,
     ) -> PeerProcess:
         folder = self.root / (home or f"peer{len(self.peers)}")
-        is_prepared = not cold and str(self.model) in options
-        if is_prepared:
-            self.prepared.give(folder)
+        shared = () if cold else Prepared.OF_HOLDERS if str(self.model) in options else Prepared.OF_EVERYBODY
+        self.prepared.give(folder, shared)
         command = [
             *under, sys.executable, "-m", "meshswarm", "--home", str(folder), "serve", "--json",
             "--swarm", swarm or self.swarm, "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--threads", "1",
@@ -175,12 +178,11 @@ class PeerStarter:
             )
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
-        peer = PeerProcess(folder, process, lines)
+        peer = PeerProcess(folder, process, lines, shared)
         self.peers.append(peer)
         if wait:
             peer.ready = peer.wait_for("ready")
-            if is_prepared:
-                self.prepared.take(folder)
+            self.prepared.take(folder, shared)
         return peer
 
     def stop_all(self) -> None:
@@ -193,6 +195,7 @@ class PeerStarter:
                 peer.process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 peer.kill()
+            self.prepared.take(peer.home, peer.shared)  # also what its first request made
 
 
 @pytest.fixture
