@@ -9,15 +9,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from meshswarm.config import Address
 from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity, PeerId
+from meshswarm.routing.gossip import messages
 from meshswarm.routing.gossip.ask import Ask
 from meshswarm.routing.gossip.core import Gossip
+from meshswarm.routing.gossip.messages import PUSH, Word
 from meshswarm.routing.gossip.report import LoadReport
+from meshswarm.routing.gossip.words import Accusation
 from meshswarm.span import Span
 
 SCOPE = bytes(range(16))
@@ -235,3 +238,46 @@ class World:
 
     def who_thinks_gone(self, peer: PeerId) -> list[Node]:
         return [node for node in self.up() if node.peer != peer and peer in node.core.gone(self.now)]
+
+
+# -- what tests look at
+
+
+def gone_times(world: World, dead: PeerId, seconds: float) -> dict[PeerId, float]:
+    """When each other peer began to think that it is gone, in seconds from now."""
+    began, seen = world.now, {}
+
+    def look() -> bool:
+        for node in world.up():
+            if node.peer not in seen and node.peer != dead and dead in node.core.gone(world.now):
+                seen[node.peer] = world.now - began
+        return len(seen) == len(world.up()) - (dead in {node.peer for node in world.up()})
+
+    while world.now < began + seconds and not look():
+        world.run(0.2)
+    return seen
+
+
+def neighbours_of(world: World, node: Node) -> list[Node]:
+    return [each for each in world.up() if node.peer in each.core.neighbours.active]
+
+
+def watchers_of(world: World, node: Node) -> list[Node]:
+    return [world.nodes[peer] for peer in node.core.vigil.watchers.chosen]
+
+
+def push(world: World, sender: Node, to: Iterable[Node], *words: Word) -> None:
+    """A peer says what it likes to others, who answer for themselves."""
+    for node in to:
+        node.core.answer(PUSH, sender.peer, messages.encode_push(words), world.now)
+        world._carry(node)
+
+
+def accusation(world: World, about: Node, by: Iterable[Node]) -> Accusation:
+    appointment = about.core.words.appointment
+    assert appointment is not None
+    states = [Accusation.state(node.identity, appointment) for node in by]
+    merged = states[0]
+    for each in states[1:]:
+        merged = merged.merged(each)
+    return merged
