@@ -117,7 +117,7 @@ class Bootstrap:
     async def _keep_saving(self) -> None:
         await asyncio.sleep(SAVE_FIRST_S)
         while True:
-            self.save()
+            await asyncio.to_thread(self._known.save, self._dht.seen_peers(), time.time())  # a disk may hang
             await asyncio.sleep(SAVE_EVERY_S)
 
 
