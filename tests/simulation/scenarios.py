@@ -64,7 +64,8 @@ def live(
     say: Say = lambda line: None,
 ) -> Life:
     """A settled swarm under churn, of which `liars` lie, each third in another way. `dead_share`: as many as that have
-    gone just before the start, so that tables and records begin with what churn leaves behind in them."""
+    gone just before the start, so that tables and records begin with what churn leaves behind in them. What is sent is
+    measured for `virtual_s`, then the lookups are made in as long again."""
     loop = VirtualLoop()
     network = Network(loop, seed, loss=loss)
     crowd = Crowd(network)
@@ -83,7 +84,10 @@ def live(
         await asyncio.sleep(settling_s)
         say("settled")
         traffic = TrafficMeter(crowd)
-        lookups = await _measure_lookups(crowd, n_lookups, virtual_s, liars_all, traffic, say)
+        await asyncio.sleep(virtual_s)
+        sent = traffic.read()
+        say(f"a peer sends {sent.mean:.0f} B/s")
+        lookups = await _measure_lookups(crowd, n_lookups, virtual_s, liars_all, say)
         background.cancel()
         return Life(
             n_start=n_peers,
@@ -93,7 +97,7 @@ def live(
             virtual_s=virtual_s,
             by_record=Summary.of(lookups[0]),
             by_peer=Summary.of(lookups[1]),
-            sent=traffic.read(),
+            sent=sent,
             sizes=sizes(crowd),
             faults=tuple(network.faults[:5]),
         )
@@ -112,7 +116,7 @@ def corrupt_share(crowd: Crowd, share: float) -> frozenset[Peer]:
 
 
 async def _measure_lookups(
-    crowd: Crowd, n_lookups: int, virtual_s: float, liars: frozenset[Peer], traffic: TrafficMeter, say: Say
+    crowd: Crowd, n_lookups: int, virtual_s: float, liars: frozenset[Peer], say: Say
 ) -> tuple[list[Outcome], list[Outcome]]:
     """`n_lookups` of records and a fifth as many of peers, spread over `virtual_s`, between honest peers that live."""
     rng, loop = crowd.network.rng, crowd.loop
@@ -148,7 +152,6 @@ async def _measure_lookups(
             seeker, sought = honest(sought=False), honest(sought=True)
             if seeker is not sought:
                 busy.add(seeker)
-                traffic.excluded.add(seeker)
                 task = loop.create_task(one(seeker, sought, of_record=of_record))
                 running.add(task)
                 task.add_done_callback(running.discard)
