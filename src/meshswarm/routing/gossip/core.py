@@ -39,6 +39,7 @@ SWAP_TIMEOUT_S = 1.5
 DIAL_TIMEOUT_S = 3.0
 CHORES_S = 5.0
 REVISIT_S = 30.0
+ASK_BACK_S = 0.5  # at most so often is asked out of turn, because a neighbour knows of something urgent
 CREDIBLE_PER_S = 10.0  # requests a second of one peer's clients for one model; what it claims beyond counts for nothing
 MAX_KIN = 1024
 
@@ -91,7 +92,7 @@ class Gossip:
         self._beat_at = now + rng.uniform(0.0, BEAT_S)
         self._exchange_at = now + rng.uniform(0.0, EXCHANGE_S)
         self._chores_at = now + rng.uniform(0.0, CHORES_S)
-        self._digest_at = self._summary_digest_at = float("-inf")
+        self._ask_back_at = self._digest_at = self._summary_digest_at = float("-inf")
         self._expected_at = now
         self._has_left = False
 
@@ -213,7 +214,7 @@ class Gossip:
 
     def answer(self, kind: str, peer: PeerId, data: bytes, now: float) -> bytes:
         """Raises WireError for bytes that break the protocol; their sender is no neighbour any more."""
-        self.vigil.alive(peer, now)
+        self.vigil.alive(peer, now, is_beat=kind == SWAP)
         try:
             return self._answer(kind, peer, data, now)
         except WireError:
@@ -259,6 +260,9 @@ class Gossip:
             contacts = self.neighbours.contacts(2 if accepted else 4, {peer, *self.gone(now)})
         chosen = _within(words)
         chosen += self._events.paid(urgent[1:], messages.MAX_WORDS - len(chosen), now)
+        if accepted and now >= self._ask_back_at and self._events.is_news(swap.events):
+            self._ask_back_at = now + ASK_BACK_S
+            self._swap(peer, now)
         return messages.encode_swapped(Swapped(accepted, chosen, contacts))
 
     # -- answers of others

@@ -23,7 +23,7 @@ RESERVE = BUDGET_BURST / 2  # of the budget, for those who ask: they get only wh
 EXTRA_BYTES = 2000  # of urgent words in one answer, beyond its usual size
 MESSAGE_BYTES = 150  # what a message costs beyond its words, with its acknowledgement
 FANOUT = 2  # to how many neighbours at random a word of others is sent on
-FIRST_FANOUT = 8  # and by each of those who say it first
+FIRST_FANOUT = 16  # and by each of those who say it first
 DELAY_S = 0.05  # words that come together go out together
 
 
@@ -51,13 +51,20 @@ class Events:
         """When `due` has something."""
         self._neighbours = neighbours
         self._errands: list[_Errand] = []
+        self._seen: OrderedDict[int, None] = OrderedDict()  # tags of those that were here, for longer than they are
         self._events: OrderedDict[PeerId, Event] = OrderedDict()  # oldest first
         self._budget = BUDGET_BURST
         self._paid_at = 0.0
 
-    def add(self, about: PeerId, word: Word, now: float) -> None:
+    def add(self, about: PeerId, word: Word, now: float, *, key: bytes | None = None) -> None:
+        """Keep it for those who ask. Words with one `key` (their bytes, where there is none) say the same."""
+        event = Event(about, word, tag(bytes([word.kind]) + (word.data if key is None else key)), now)
         self._events.pop(about, None)
-        self._events[about] = Event(about, word, tag(bytes([word.kind]) + word.data), now)
+        self._events[about] = event
+        self._seen.pop(event.tag, None)
+        self._seen[event.tag] = None
+        if len(self._seen) > MAX_EVENTS:
+            self._seen.popitem(last=False)
         if len(self._events) > MAX_EVENTS:
             self._events.popitem(last=False)
 
@@ -66,9 +73,18 @@ class Events:
         self._errands.append(_Errand(word, tuple(to)))
         self.next_at = min(self.next_at, now + DELAY_S)
 
-    def spread(self, about: PeerId, word: Word, now: float, *, fanout: int, skip: Collection[PeerId] = ()) -> None:
+    def spread(
+        self,
+        about: PeerId,
+        word: Word,
+        now: float,
+        *,
+        fanout: int,
+        skip: Collection[PeerId] = (),
+        key: bytes | None = None,
+    ) -> None:
         """Keep it for those who ask, and tell some neighbours at once."""
-        self.add(about, word, now)
+        self.add(about, word, now, key=key)
         self.send(word, [neighbour.peer for neighbour in self._neighbours.sample(fanout, {*skip, about})], now)
 
     def due(self, now: float) -> list[tuple[PeerId, tuple[Word, ...]]]:
@@ -85,6 +101,10 @@ class Events:
             for peer, words in by_peer.items()
             if self._pay(MESSAGE_BYTES + sum(len(word.data) for word in words[-MAX_WORDS:]), now, leaving=RESERVE)
         ]
+
+    def is_news(self, tags: Collection[int]) -> bool:
+        """Whether somebody who knows these knows of something that was never heard of here."""
+        return any(each not in self._seen for each in tags)
 
     def tags(self, now: float) -> tuple[int, ...]:
         """Of the newest ones."""

@@ -191,3 +191,8 @@ class Standings:
 def is_full(accusation: Accusation) -> bool:
     """Whether enough of the watchers speak for it to count at once."""
     return len(accusation.statements) >= FULL_COUNT
+
+
+def weight_key(accusation: Accusation) -> bytes:
+    """The same for accusations that bring the same, whoever's statements they hold."""
+    return accusation.peer.key + accusation.number.to_bytes(8) + bytes([is_full(accusation)])

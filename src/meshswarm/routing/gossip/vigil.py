@@ -18,7 +18,7 @@ from meshswarm.routing.gossip.hearing import Effect, Hearing
 from meshswarm.routing.gossip.messages import PROBE, PUSH, WATCH, WITNESS, Word, WordKind
 from meshswarm.routing.gossip.neighbours import FAILED_S, Neighbours
 from meshswarm.routing.gossip.own import OwnWords
-from meshswarm.routing.gossip.standing import Standings, is_full
+from meshswarm.routing.gossip.standing import Standings, is_full, weight_key
 from meshswarm.routing.gossip.watch import HEARD_LATELY_S, OwnWatchers, Ward, Wards
 from meshswarm.routing.gossip.words import Accusation, Appointment
 
@@ -66,10 +66,10 @@ class Vigil:
 
     # -- signs of life and of its end
 
-    def alive(self, peer: PeerId, now: float) -> None:
-        """It spoke to this peer."""
+    def alive(self, peer: PeerId, now: float, *, is_beat: bool = False) -> None:
+        """It spoke to this peer. `is_beat`: by a swap of its own."""
         self._heard_at[peer] = now
-        self.wards.heard(peer, now)
+        self.wards.heard(peer, now, is_beat=is_beat)
         self._standings.heard(peer, now)
 
     def spoke_since(self, peer: PeerId, at: float) -> bool:
@@ -107,7 +107,7 @@ class Vigil:
             accusation = self._standings.accusation(ward.peer)
             if accusation is not None:
                 word = Word(WordKind.ACCUSATION, accusation.encode())
-                self._events.spread(ward.peer, word, now, fanout=FIRST_FANOUT)
+                self._events.spread(ward.peer, word, now, fanout=FIRST_FANOUT, key=weight_key(accusation))
 
     def forget(self, now: float) -> None:
         self.wards.forget(now)
@@ -228,11 +228,12 @@ class Vigil:
     def _act(self, effect: Effect, skip: tuple[PeerId, ...], now: float) -> None:
         peer, accusation = effect.about, effect.accusation
         is_watcher = accusation is not None and self._own in accusation.appointment.watchers
+        key = None if accusation is None else weight_key(accusation)
         if effect.spreads:
             fanout = FIRST_FANOUT if is_watcher else FANOUT
-            self._events.spread(peer, effect.word, now, fanout=fanout, skip=skip)
+            self._events.spread(peer, effect.word, now, fanout=fanout, skip=skip, key=key)
         elif accusation is not None and not is_watcher:
-            self._events.add(peer, effect.word, now)
+            self._events.add(peer, effect.word, now, key=key)
         if accusation is None:
             if effect.spreads and self._standings.is_unreachable(peer) and effect.word.kind is WordKind.APPOINTMENT:
                 self._probe(peer, now)  # it lives: can it be reached again?

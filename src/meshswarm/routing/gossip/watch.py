@@ -35,11 +35,13 @@ class WardState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Ward:
-    """A peer that chose this one to watch it. `where`: addresses of its watchers, as it knows them."""
+    """A peer that chose this one to watch it. `where`: addresses of its watchers, as it knows them. `beat_at`: when its
+    last beat came, which is when its next one can be missed; `heard_at`: when it was last heard in any way."""
 
     appointment: Appointment
     where: Mapping[PeerId, tuple[Address, ...]]
     heard_at: float
+    beat_at: float
     state: WardState = WardState.QUIET
     silent_at: float = 0.0
     is_told: bool = False  # everybody has been told
@@ -50,8 +52,8 @@ class Ward:
 
     @property
     def due_at(self) -> float:
-        """When the next beat is overdue."""
-        return self.heard_at + BEAT_S * len(self.appointment.watchers) + SLACK_S
+        """When the next beat is overdue, unless it is heard in another way until then."""
+        return max(self.beat_at + BEAT_S * len(self.appointment.watchers), self.heard_at) + SLACK_S
 
 
 class Wards:
@@ -77,19 +79,22 @@ class Wards:
             return False
         if known is None and len(self._wards) >= MAX_WARDS:
             return False
-        self._wards[appointment.peer] = Ward(appointment, where, now)
+        self._wards[appointment.peer] = Ward(appointment, where, now, now)
         return True
 
-    def heard(self, peer: PeerId, at: float) -> None:
-        """A sign of life, perhaps told by another watcher."""
+    def heard(self, peer: PeerId, at: float, *, is_beat: bool = False) -> None:
+        """A sign of life, perhaps told by another watcher. One that ends a search counts as the missed beat."""
         ward = self._wards.get(peer)
         if ward is not None and at >= ward.heard_at:
+            if is_beat or ward.state is not WardState.QUIET:
+                ward.beat_at = at
             ward.heard_at, ward.state, ward.is_told = at, WardState.QUIET, False
 
     def forgive(self, lateness_s: float) -> None:
         """This process did not run for that long: nobody's silence of that time counts."""
         for ward in self._wards.values():
             ward.heard_at += lateness_s
+            ward.beat_at += lateness_s
 
     def overdue(self, now: float) -> list[Ward]:
         """Those to probe now; each is named once until it is heard or probed."""
