@@ -31,7 +31,8 @@ def test_a_peer_that_was_told_nothing_helps_and_fills_the_gap_when_another_leave
 ) -> None:
     first = start_peer("--model", str(smollm2), "--layers", "0:15", *FEW)
     last = start_peer("--model", str(smollm2), "--layers", "15:30", *FEW, "--join", first.address)
-    start_peer.prepared.give(start_peer.root / "third")  # the slices of both are cut already
+    # The slices of both are cut already.
+    start_peer.prepared.give(start_peer.root / "third", start_peer.prepared.OF_HOLDERS)
     third = start_peer("--auto", "--memory", ROOM_FOR_HALF, *FEW, "--join", last.address, home="third")
     (placed,) = [event for event in third.events if event["event"] == "placed"]
     assert placed["unheld"] == 0

@@ -11,7 +11,7 @@ from meshswarm.errors import PeerUnreachableError
 from meshswarm.identity import Identity
 from meshswarm.net.control import Ping, Pong, unpack
 from meshswarm.net.liveness import Verdict
-from meshswarm.net.upkeep import CROWDED_IDLE_CLOSE_S, IDLE_CLOSE_S, MAX_RESTING, Upkeep
+from meshswarm.net.upkeep import CROWDED_IDLE_CLOSE_S, IDLE_CLOSE_S, MAX_RESTING, PROBE_AFTER_BYTES, Upkeep
 
 ALICE = Identity.from_seed(b"a" * 32)
 BOB = Identity.from_seed(b"b" * 32)
@@ -76,8 +76,28 @@ def test_on_loopback_nothing_is_paced_and_the_window_fits_the_receivers_buffer()
     assert side.wire.client._pacer.is_unpaced
 
 
+def test_far_away_nothing_is_tried_for_a_question_or_two() -> None:
+    side = Side("8.8.8.8")
+    side.upkeep.sent(PROBE_AFTER_BYTES - 1, side.wire.now)
+    side.rest(60.0)
+    assert side.probed == []
+    side.upkeep.sent(PROBE_AFTER_BYTES, side.wire.now)
+    side.rest(1.0)
+    assert side.probed == [1440]
+
+
+def test_far_away_a_peer_that_holds_the_connection_is_reason_enough() -> None:
+    side = Side("8.8.8.8")
+    side.upkeep.receive(Ping(7, True).pack(), side.wire.now)
+    side.upkeep.sent(0, side.wire.now)
+    side.rest(1.0)
+    assert side.probed == [1440]
+
+
 def test_far_away_only_what_the_internet_carries_is_tried() -> None:
     side = Side("8.8.8.8")
+    side.upkeep.liveness.hold(side.wire.now)
+    side.upkeep.sent(0, side.wire.now)
     side.rest(1.0)
     assert side.probed == [1440] and side.wire.client.datagram_bytes == 1440
     assert not side.wire.client._pacer.is_unpaced

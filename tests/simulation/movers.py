@@ -51,6 +51,7 @@ class ImaginedServing:
         self.moves: list[tuple[float, Span, Span]] = []
         self._record = replace(record, roles=("server", MOBILE))
         self._machine = machine
+        self.model = SimpleNamespace(n_layers=machine.n_layers)
 
     def record(self) -> CoverageRecord:
         return self._record

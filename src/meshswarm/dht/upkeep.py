@@ -36,7 +36,7 @@ Errand = Callable[[], Coroutine[Any, Any, object]]
 class Periods:
     """Seconds. The defaults are for use; tests shorten them."""
 
-    republish_s: float = 600.0  # a third of a record's life
+    republish_s: float = 900.0  # half of a record's life: one time may fail
     round_s: float = 45.0  # how often to look for something to do
     doubt_s: float = 600.0  # a neighbour not heard of for this long is pinged
     refresh_s: float = 3600.0  # a bucket no lookup went through for this long is looked through

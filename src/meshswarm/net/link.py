@@ -168,6 +168,7 @@ class Link(Connection):
             return Hold(lambda: None)
         now = monotonic()
         self._upkeep.liveness.hold(now)
+        self._upkeep.sent(self._quic.bytes_sent, now)
         self._arm(now)
         return Hold(self._release)
 
@@ -209,6 +210,8 @@ class Link(Connection):
         if datagrams:
             self._send(datagrams)
         self._handle_events(now)
+        if self._upkeep is not None:
+            self._upkeep.sent(self._quic.bytes_sent, now)
         self._arm(now)
 
     def suspect(self) -> None:

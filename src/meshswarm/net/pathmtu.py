@@ -22,26 +22,39 @@ _MAX_COOL_DOWN_S = 960.0
 
 def rungs_for(host: str) -> tuple[int, ...]:
     """Sizes worth trying towards the IP address `host`, smallest first."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if address.is_loopback:
+    if _address(host).is_loopback:
         return (ETHERNET_BYTES, JUMBO_BYTES, *LOOPBACK_BYTES)
-    if address.is_private or address.is_link_local:
-        return (ETHERNET_BYTES, JUMBO_BYTES)
-    return (ETHERNET_BYTES,)
+    return (ETHERNET_BYTES, JUMBO_BYTES) if is_near(host) else (ETHERNET_BYTES,)
+
+
+def is_near(host: str) -> bool:
+    """Whether the IP address `host` is of this machine or a local network, where bytes cost next to nothing."""
+    address = _address(host)
+    return address.is_loopback or address.is_private or address.is_link_local
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 class PathMtu:
-    """The ladder of one path. Call `due` at `next_at` and probe each size it returns."""
+    """The ladder of one path. `begin`, call `due` at `next_at`, and probe each size it returns."""
 
-    def __init__(self, rungs: tuple[int, ...], now: float) -> None:
+    def __init__(self, rungs: tuple[int, ...]) -> None:
         self.size = BASE_DATAGRAM_BYTES
         self._rungs = rungs
         self._cool_down_s = _COOL_DOWN_S
         self._attempts: dict[int, int] = {}
         self._due: dict[int, float] = {}
-        self._start(now)
+        self._has_begun = False
+
+    def begin(self, now: float) -> None:
+        """The path is worth knowing. Only the first call counts."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._start(now)
 
     def _start(self, at: float) -> None:
         self._attempts = dict.fromkeys(self._rungs, 0)

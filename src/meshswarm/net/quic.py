@@ -311,6 +311,11 @@ class PeerConnection(QuicConnection):
         """The size of datagrams that the path was seen to carry; `express` uses it all, aioquic up to its own limit."""
         return self._datagram_bytes
 
+    @property
+    def bytes_sent(self) -> int:
+        """On the path, handshake included."""
+        return sum(path.bytes_sent for path in self._network_paths[:1])
+
     def widen(self, datagram_bytes: int, *, window_bytes: int) -> None:
         """The path was seen to carry `datagram_bytes`."""
         self._set_size(datagram_bytes)

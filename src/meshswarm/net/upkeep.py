@@ -14,7 +14,7 @@ from meshswarm.errors import MeshswarmError
 from meshswarm.net.congestion import INITIAL_WINDOW_DATAGRAMS
 from meshswarm.net.control import Ping, Pong, RttEstimate, unpack
 from meshswarm.net.liveness import Liveness, Verdict
-from meshswarm.net.pathmtu import BLACK_HOLE_LOSSES, LOOPBACK_BYTES, PathMtu, rungs_for
+from meshswarm.net.pathmtu import BLACK_HOLE_LOSSES, LOOPBACK_BYTES, PathMtu, is_near, rungs_for
 from meshswarm.net.quic import PeerConnection
 
 IDLE_CLOSE_S = 300.0
@@ -23,6 +23,10 @@ CROWDED_IDLE_CLOSE_S = 30.0
 a peer that is not needed again soon; signs of life on all of them would be most of what a peer sends (docs/scale.md).
 """
 MAX_RESTING = 32
+PROBE_AFTER_BYTES = 32 * 1024
+"""What a connection beyond the local network has sent before larger datagrams are tried there, unless somebody holds
+it: a probe either way would be a third of what it costs to ask a stranger one question of the table (docs/scale.md).
+"""
 HELD_BY_PEER_S = 20.0  # a peer that holds the connection says so at least every 15 s
 _MAX_PINGS = 64
 _MAX_FIRST_WINDOW_BYTES = 96 * 1024  # ten jumbo datagrams: what TCP starts with there
@@ -43,7 +47,9 @@ class Upkeep:
     ) -> None:
         self.rtt = RttEstimate()
         self.liveness = Liveness(now)
-        self.mtu = PathMtu(tuple(rung for rung in rungs_for(host) if 4 * rung <= loopback_window_bytes), now)
+        self.mtu = PathMtu(tuple(rung for rung in rungs_for(host) if 4 * rung <= loopback_window_bytes))
+        if is_near(host):
+            self.mtu.begin(now)
         self._quic = quic
         self._say = say
         self._probe = probe
@@ -63,11 +69,19 @@ class Upkeep:
         """Somebody here or there used the connection."""
         self._used_at = now
 
+    def sent(self, n_bytes: int, now: float) -> None:
+        """The connection has sent so many bytes in all."""
+        if n_bytes >= PROBE_AFTER_BYTES or self._is_held(now):
+            self.mtu.begin(now)
+
+    def _is_held(self, now: float) -> bool:
+        """Here or by the peer."""
+        return self.liveness.is_held or now - self._held_by_peer_at < HELD_BY_PEER_S
+
     def is_idle(self, now: float, *, n_connections: int = 1) -> bool:
         """Nobody here or there has needed the connection for long, which is less where there are many."""
-        held = self.liveness.is_held or now - self._held_by_peer_at < HELD_BY_PEER_S
         rest_s = IDLE_CLOSE_S if n_connections <= MAX_RESTING else CROWDED_IDLE_CLOSE_S
-        return not held and now - self._used_at >= rest_s
+        return not self._is_held(now) and now - self._used_at >= rest_s
 
     def check(self, now: float) -> Verdict:
         """Do what is due. LOST means that the peer is gone."""
