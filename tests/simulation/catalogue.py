@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from tests.simulation.peers import Crowd, Peer, coverage_record
 
 from meshswarm.dht.signed import RecordKind
+from meshswarm.dht.upkeep import Periods
 from meshswarm.span import Span
 
 LARGE_LAYERS, LARGE_SPAN = 80, 10
 SMALL_LAYERS = 32
-REPUBLISH_S = 600.0
+REPUBLISH_S = Periods().republish_s
 MAX_LARGE = 200
 
 
