@@ -226,6 +226,7 @@ def test_auto_serves_the_default_model_says_what_it_means_and_prints_a_curl_that
     command = [
         sys.executable, "-m", "meshswarm", "--home", str(tmp_path / "home"), "--auto", "--listen", "127.0.0.1:0",
         "--api", "127.0.0.1:0", "--threads", "1", "--memory", "450MB", "--sessions", "1",
+        "--ctx", "511",  # the curl names no limit of its own: an answer may become as long as a session
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None

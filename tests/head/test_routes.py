@@ -422,6 +422,21 @@ async def test_who_is_leaving_is_gone_round_and_who_is_busy_is_priced_by_it(scen
     assert await scene.hops() == [first.endpoint]
 
 
+async def test_who_has_gone_or_is_leaving_holds_nothing_in_listings(scene: Scene) -> None:
+    first, second = await scene.holder(), await scene.holder()
+    for holder in (first, second):
+        await holder.say(Span(0, 4), 10)
+
+    async def living() -> set[PeerId]:
+        return {record.peer for record in await scene.routes.living(CARD)}
+
+    both = {first.endpoint.peer_id, second.endpoint.peer_id}
+    assert await living() == both
+    scene.told.leaving.add(first.endpoint.peer_id)
+    assert await living() == both - {first.endpoint.peer_id}
+    assert {record.peer for record in await scene.routes.coverage(CARD)} == both
+
+
 async def test_routes_are_planned_once_and_the_next_best_are_kept(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

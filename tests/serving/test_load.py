@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.serving.load import load_report
+from meshswarm.serving.reading import MANY_READ_S, READ_S, Holders, read_after_s
 from meshswarm.span import Span
 
 ME = PeerId(bytes(range(32)))
@@ -30,3 +35,27 @@ def test_a_spare_and_one_without_layers_say_so() -> None:
     for nothing in (None, replace(RECORD, loaded=False)):
         report = load_report(ME, nothing, 0, 1, draining=True)
         assert report.span is None and report.role == "standby" and report.draining and report.sessions == 1
+
+
+@pytest.mark.parametrize(("n_known", "n_read"), [(5, 4), (9, 2), (64, 1)])
+async def test_the_more_strangers_the_rarer_holders_are_read(n_known: int, n_read: int) -> None:
+    """One reading of a large model's holders costs megabytes there; among a few peers next to nothing."""
+    reads = 0
+
+    async def coverage(model_id: bytes, n_layers: int) -> list[CoverageRecord]:
+        nonlocal reads
+        reads += 1
+        return [RECORD]
+
+    known = [(PeerId(bytes([number]) * 32), ()) for number in range(n_known)]
+    dht: Any = SimpleNamespace(known_peers=lambda: known, coverage=coverage)
+    at = [0.0]
+    holders = Holders(dht, RECORD.model_id, 30, lambda: at[0])
+    for at[0] in (0.0, 60.0, 119.0, 121.0):
+        assert await holders.read() == [RECORD]
+    assert reads == n_read
+
+
+def test_one_reading_lasts_longer_where_more_are_known() -> None:
+    (few, _), (some, _) = READ_S
+    assert read_after_s(few) == 0 < read_after_s(few + 1) == read_after_s(some) < read_after_s(some + 1) == MANY_READ_S

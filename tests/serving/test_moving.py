@@ -20,7 +20,7 @@ from meshswarm.errors import OutOfMemoryError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.rebalance import CALM_ROUNDS, ROUND_S
-from meshswarm.serving import ServingSettings, moving
+from meshswarm.serving import ServingSettings, moving, reading
 from meshswarm.serving.moving import Mover
 from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
@@ -173,7 +173,7 @@ async def test_in_a_large_swarm_records_are_read_again_when_somebody_is_missed_a
         world.lost = frozenset(OTHERS[:n_lost])
         await world.mover.think()
         assert len(world.asked) == n_read
-    world.now += moving.MANY_READ_S - 1
+    world.now += reading.MANY_READ_S - 1
     await world.mover.think()
     assert len(world.asked) == 3
     world.n_peers = 50

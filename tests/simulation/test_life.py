@@ -77,7 +77,7 @@ def test_a_network_that_parted_heals_without_lost_or_doubled_records() -> None:
             seen = await seeker.dht.coverage(MODEL, 32, fresh=True)
             assert len(seen) == len(expected), f"seed {SEED + 2}"
             assert {record.peer: record.span for record in seen} == expected, f"seed {SEED + 2}"
-        assert not network.faults
+        assert not network.faults, f"seed {SEED + 2}: {network.faults}"
 
     run(main(), loop)
 
@@ -134,7 +134,7 @@ def test_a_flash_crowd_joins_through_one_peer() -> None:
             key = author.dht._topics.span(author.record.model_id, author.record.span.start, author.record.span.stop)[0]
             if seeker is not author:
                 assert (await find_record(seeker, key, author)).hit, f"seed {SEED + 4}"
-        assert not network.faults
+        assert not network.faults, f"seed {SEED + 4}: {network.faults}"
 
     run(main(), loop)
 

@@ -117,7 +117,7 @@ class Head:
         return len(self._warm)
 
     async def models(self) -> list[ModelListing]:
-        return await self.directory.listings(self._routes.coverage)
+        return await self.directory.listings(self._routes.living)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""

@@ -114,6 +114,11 @@ class Routes:
         own = [record for record in self._own_records() if record.model_id == card.model_id]
         return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
 
+    async def living(self, card: ModelCard) -> list[CoverageRecord]:
+        """Who serves layers of the model now: without those that have gone or are leaving."""
+        away = (self._news.gone() | self._news.draining()) - {self._endpoint.peer_id}
+        return [record for record in await self.coverage(card) if record.peer not in away]
+
     async def open(
         self, needs: Needs, records: Sequence[CoverageRecord], on_in_line: OnInLine = lambda where: None
     ) -> RouteSession:

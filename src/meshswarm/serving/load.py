@@ -20,7 +20,7 @@ from meshswarm.stage.sessions.server import SpanServer
 
 LOOK_S = 0.5  # how often this peer's own load is looked at
 FIRST_MEETING_S = 1.0
-MEETING_S = 20.0  # how often the DHT is asked for others
+MEETING_S = 20.0  # how often gossip is told of others
 OWN_ROLES = frozenset({"standby", "server", "seeder", "relay", "verifier"})
 
 
@@ -94,5 +94,4 @@ class LoadTeller:
             if serving is not None:
                 model = serving.model
                 with contextlib.suppress(MeshswarmError):
-                    records = await self._dht.coverage(model.model_id, model.n_layers)
-                    self._gossip.survey(model.model_id, model.n_layers, records)
+                    self._gossip.survey(model.model_id, model.n_layers, await serving.holders.read())

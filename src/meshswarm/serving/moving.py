@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 
-from meshswarm.dht.known_peers import MAX_KNOWN_PEERS
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
@@ -22,6 +21,7 @@ from meshswarm.routing.rebalance import ROUND_S, Move, Own, Stay, propose
 from meshswarm.routing.view import View
 from meshswarm.serving.hearsay import SILENCE, Hearsay
 from meshswarm.serving.layers import limits_of, memory_model
+from meshswarm.serving.reading import read_after_s
 from meshswarm.serving.serving import Serving
 from meshswarm.serving.settings import ServingSettings, Surroundings
 from meshswarm.span import Span
@@ -30,10 +30,6 @@ from meshswarm.stage.sizes.memory import MemoryModel
 
 LOOK_S = 1.0  # how often it is seen whether a peer has gone
 START_SPREAD_S = 1.0  # not everybody asks at the same moment
-READ_S = ((8, 0.0), (MAX_KNOWN_PEERS - 1, 120.0))
-"""How many peers are known at most, and how often records are then read: in a swarm of strangers, where each question
-needs a new connection, one reading of an 80-layer model is about 2 MB."""
-MANY_READ_S = 1200.0
 NEWS_READ_S = 30.0  # when somebody is missed: no oftener than that
 LOADING_S = 900.0  # who is on the way to layers for longer is not waited for any more
 MANY = 64  # holders: of more it is worked out beside the loop
@@ -145,7 +141,7 @@ class Mover:
         """Ask the table who serves what, where that is due."""
         now, missed = self._clock(), self._missed()
         n_known = len(self._around.dht.known_peers())
-        after_s = next((after_s for n_most, after_s in READ_S if n_known <= n_most), MANY_READ_S)
+        after_s = read_after_s(n_known)
         if any(record.peer in missed - self._read_without for record in self._records):
             after_s = min(after_s, NEWS_READ_S)
         if fresh or now - self._read_s >= after_s:

@@ -31,6 +31,7 @@ from meshswarm.serving.layers import (
     others_of,
     placed,
 )
+from meshswarm.serving.reading import Holders, read_after_s
 from meshswarm.serving.settings import ServingSettings, Surroundings
 from meshswarm.span import Span
 from meshswarm.stage.engine.devices import list_devices
@@ -43,6 +44,7 @@ from meshswarm.stage.sizes.memory import PROCESS_BYTES
 
 FIRST_SURVEY_S = 3.0
 SURVEY_PERIOD_S = 120.0
+MODEL_GIVEN = "the model was given"
 LOAD_DELAY_S = 1.0  # what changes back within a second is not worth telling
 OWNER_PERIOD_S = 1.0
 OLD_LAYERS_S = 15.0  # in which heads hear of a move
@@ -72,8 +74,9 @@ class Serving:
         for because in (cut_context(settings, info), choice.notice, cpu_only_because(span, info.n_layers, devices)):
             if because:
                 around.report({"event": "notice", "message": because})
-        if settings.because:
-            around.report(placed(settings.because, info, span, others))
+        because = settings.because or (MODEL_GIVEN if settings.is_mobile and settings.span is None else "")
+        if because:
+            around.report(placed(because, info, span, others))
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         intent = intent_of(around, info, choice, others) if settings.is_mobile and others else None
         if intent is not None:
@@ -89,6 +92,7 @@ class Serving:
     def __init__(self, settings: ServingSettings, around: Surroundings, model: ModelInfo, served: Served) -> None:
         """Use `load`."""
         self.model = model
+        self.holders = Holders(around.dht, model.model_id, model.n_layers, time.monotonic)
         self.role = SERVER
         self.role_reason = ""
         self._settings = settings
@@ -164,14 +168,14 @@ class Serving:
         wait_s = FIRST_SURVEY_S
         while True:
             await asyncio.sleep(wait_s)
-            wait_s = SURVEY_PERIOD_S
+            wait_s = max(SURVEY_PERIOD_S, read_after_s(len(self._around.dht.known_peers())))  # up to 16 dials
             with contextlib.suppress(MeshswarmError):
                 rtts = await self._measure_rtts()
                 if rtts != self._record.rtts:
                     await self._tell(rtts=rtts)
 
     async def _measure_rtts(self) -> tuple[tuple[bytes, int], ...]:
-        records = await self._around.dht.coverage(self._record.model_id, self.model.n_layers)
+        records = await self.holders.read()
         rtts = []
         for record in [record for record in records if record.peer != self._record.peer][:MAX_RTTS]:
             with contextlib.suppress(MeshswarmError):
