@@ -3,7 +3,9 @@
 import pytest
 
 from meshswarm.config import Address
-from meshswarm.dht.networks import Networks, is_local, network_of
+from meshswarm.dht.contact import Contact
+from meshswarm.dht.networks import MAX_TOLD_ADDRESSES, Networks, credible, is_local, network_of
+from meshswarm.identity import PeerId
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,13 @@ def test_networks_that_this_machine_is_in_count_as_local() -> None:
     assert here.of(Address("203.0.113.9", 2)) is None
     assert here.of(Address("203.0.114.9", 2)) == network_of(Address("203.0.114.1", 1)) is not None
     assert here.of(Address("10.9.9.9", 2)) is None
+
+
+def test_nobody_outside_aims_a_peer_at_its_own_network_or_at_many_addresses() -> None:
+    inside, outside = (Contact(PeerId(bytes(32)), (Address(host, 1),)) for host in ("192.168.0.9", "198.51.100.9"))
+    local, public = Address("10.0.0.1", 2), [Address(f"203.0.113.{host}", 2) for host in range(8)]
+    named = PeerId(bytes(range(32)))
+    assert credible(Contact(named, (local,)), outside) is None
+    assert credible(Contact(named, (local,)), inside) == Contact(named, (local,))
+    assert credible(Contact(named, (local, *public)), outside) == Contact(named, tuple(public[:MAX_TOLD_ADDRESSES]))
+    assert credible(Contact(named, ()), inside) is None

@@ -7,7 +7,14 @@ import pytest
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.messages import StoreStatus
 from meshswarm.dht.signed import RecordKind, SignedRecord
-from meshswarm.dht.storage import MAX_PER_AUTHOR_AND_KEY, MAX_PER_KEY, MAX_PER_NETWORK_AND_KEY, RecordStore
+from meshswarm.dht.storage import (
+    MAX_PER_AUTHOR,
+    MAX_PER_AUTHOR_AND_KEY,
+    MAX_PER_KEY,
+    MAX_PER_NETWORK,
+    MAX_PER_NETWORK_AND_KEY,
+    RecordStore,
+)
 from meshswarm.identity import Identity
 from meshswarm.net.swarm import SEAL_BYTES, Swarm
 
@@ -230,3 +237,27 @@ def test_a_private_swarm_keeps_and_gives_out_sealed_bytes_that_only_its_members_
     store.renew()
     assert record not in store.get(one, now) and len(store.get(one, now)) == 18
     assert store.put(record, [one], now) == [StoreStatus.INVALID]
+
+
+def test_neither_an_author_nor_a_network_fills_the_store(
+    store: RecordStore, topics: Topics, make_record: MakeRecord, now: float
+) -> None:
+    """Four records of 512 layers are an author's share; a network's is a sixteenth, whatever keys they are under."""
+
+    def flood(number: int, network: bytes, at: float) -> None:
+        for model in range(6):
+            subject = bytes([model, number]) + bytes(30)
+            record = make_record(number, subject=subject, layers=(0, 512), expires_ms=int((at + 60) * 1000))
+            store.put(record, topics.of_record(record), at, network=network)
+
+    flood(1, b"one", now)
+    assert len(store) == MAX_PER_AUTHOR
+    for number in range(2, 8):
+        flood(number, b"one", now)
+    assert len(store) == MAX_PER_NETWORK
+    flood(9, b"two", now)
+    assert len(store) == MAX_PER_NETWORK + MAX_PER_AUTHOR
+    store.expire(now + 61.0)
+    assert len(store) == 0
+    flood(1, b"one", now + 61.0)
+    assert len(store) == MAX_PER_AUTHOR

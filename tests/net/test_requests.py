@@ -189,6 +189,19 @@ async def test_no_frame_at_all_is_no_question(pair: Pair) -> None:
         await stream.receive(timeout_s=5)
 
 
+def test_when_to_come_back_is_a_time_that_a_person_can_be_told() -> None:
+    def refused(retry_after_s: float) -> bytes:
+        return bytes([requests.Status.REFUSED]) + msgpack.packb(["no", retry_after_s])
+
+    for told, heard in ((-3.0, 0.0), (2.5, 2.5), (1e300, 3600.0)):
+        with pytest.raises(RefusedError) as caught:
+            requests._open_reply(refused(told), "ask", PEER, 1000)
+        assert caught.value.retry_after_s == heard
+    for nonsense in (float("inf"), float("nan")):
+        with pytest.raises(RemoteProtocolError):
+            requests._open_reply(refused(nonsense), "ask", PEER, 1000)
+
+
 VALUES = st.recursive(
     st.none() | st.text(max_size=5) | st.floats() | st.booleans(), lambda inner: st.lists(inner, max_size=3)
 )

@@ -20,7 +20,7 @@ from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.lookup import ALPHA, Found, Lookup
 from meshswarm.dht.messages import FindAnswer, FindQuestion, Sender, StoreAnswer, StoreQuestion, StoreStatus
-from meshswarm.dht.networks import Networks, network_of
+from meshswarm.dht.networks import Networks, credible, network_of
 from meshswarm.dht.notices import Notices
 from meshswarm.dht.publications import Publications
 from meshswarm.dht.region import REACH_SHIFT, SizeEstimate, radius_of
@@ -202,7 +202,8 @@ class Core:
         is_outbound: bool = False,
     ) -> bool:
         """A peer answered a find made for `lookups`. True when it is new in the table."""
-        contacts = [self._as_known(c) for c in found.contacts if not self.table.back_off.holds_at(c, now)]
+        told = [each for each in (credible(told, contact) for told in found.contacts) if each is not None]
+        contacts = [self._as_known(c) for c in told if not self.table.back_off.holds_at(c, now)]
         for lookup in lookups:
             lookup.answered(contact, found.token, contacts)
         self._hear_clock(contact.peer, found.sender, now)

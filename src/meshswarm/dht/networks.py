@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from meshswarm.config import Address
+from meshswarm.dht.contact import Contact
 
 _LOCAL = tuple(
     ipaddress.ip_network(text)
@@ -48,6 +49,18 @@ class Networks:
         """As `network_of`; None also for a network that this machine has an address of."""
         network = network_of(address)
         return None if network in self._own else network
+
+
+MAX_TOLD_ADDRESSES = 2
+"""Of a peer that another one names: each is dialled, whoever it belongs to."""
+
+
+def credible(told: Contact, teller: Contact) -> Contact | None:
+    """What is worth dialling of a contact that `teller` names: few addresses, and none of a local network on the
+    word of somebody outside of it. None when nothing is left."""
+    is_outside = bool(teller.addresses) and not is_local(teller.addresses[0])
+    addresses = tuple(each for each in told.addresses if not (is_outside and is_local(each)))[:MAX_TOLD_ADDRESSES]
+    return Contact(told.peer, addresses) if addresses else None
 
 
 def is_local(address: Address) -> bool:

@@ -25,6 +25,7 @@ from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer, SeenPeer
+from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
 from meshswarm.dht.messages import Sender, Verdict
 from meshswarm.dht.networks import is_local
@@ -42,6 +43,7 @@ from meshswarm.net.swarm import Swarm
 FRESH_S = 5.0  # an answer this young is given again without asking
 STALE_S = 60.0  # one this young is given again too, and refreshed behind it
 LEAVE_TIMEOUT_S = 3.0
+DIALS_FOR_OTHERS_PER_S, DIALS_FOR_OTHERS_BURST = 0.5, 4.0  # whoever asks, and wherever to
 _MAX_MEMORIES = 64
 _FIRST_CONNECTIONS = 8  # each of them may show at once where this peer is; later ones are looked at every round
 
@@ -82,6 +84,7 @@ class Dht:
         self._n_connected = 0
         self._topics = Topics(swarm)
         self._core = Core(identity, self._topics, secret=os.urandom(32), sender=self._sender())
+        self._dials = RateLimit(per_s=DIALS_FOR_OTHERS_PER_S, burst=DIALS_FOR_OTHERS_BURST)
         self._questions = Questions(endpoint, self._core, clock, self._met, question_timeout_s)
         self._announcer = Announcer(self._core, self._questions, clock)
         self._upkeep = Upkeep(
@@ -268,7 +271,9 @@ class Dht:
         _, wanted = messages.decode_dial(question)
         self._core.spend_dial(peer, self._clock())
         verdict = Verdict.UNKNOWN
-        if wanted.peer != self._core.own and not any(is_local(address) for address in wanted.addresses[:1]):
+        is_public = not any(is_local(address) for address in wanted.addresses[:1])
+        has_turn = self._dials.take(self._core.own, 1.0, self._clock()) == 0.0  # whoever asks: victims do not care
+        if wanted.peer != self._core.own and is_public and has_turn:
             verdict = await self._questions.dial_afresh(Contact(wanted.peer, wanted.addresses[:1]))
         return messages.encode_verdict(self._core.sender, verdict)
 

@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.messages import StoreStatus
 from meshswarm.dht.signed import RecordKey, SignedRecord, replaces
+from meshswarm.identity import PeerId
 
 MAX_PER_KEY = 64
 MAX_PER_NETWORK_AND_KEY = 4
 MAX_PER_AUTHOR_AND_KEY = 16
 MAX_KEYS = 8192
 MAX_RECORDS = 32768  # at most about 32 MiB
+MAX_PER_AUTHOR = 512  # under all keys: 4 models of 512 layers
+MAX_PER_NETWORK = MAX_RECORDS // 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class RecordStore:
         self._topics = topics
         self._under: dict[bytes, dict[RecordKey, _Kept]] = {}
         self._count = 0
+        self._of_author: Counter[PeerId] = Counter()
+        self._of_network: Counter[bytes | None] = Counter()
 
     def __len__(self) -> int:
         return self._count
@@ -105,6 +111,11 @@ class RecordStore:
             return StoreStatus.FULL
         else:
             self._count += 1
+        if known is not None:
+            _take_one(self._of_network, known.network)
+        else:
+            self._of_author[record.author] += 1
+        self._of_network[network] += 1
         kept = _Kept(record, network, self._topics.seal(key, record.wire))
         self._under.setdefault(key, {})[record.key] = kept
         return StoreStatus.STORED
@@ -113,6 +124,8 @@ class RecordStore:
         """True unless the network has all the places under `key` that one may have."""
         if network is None or self._topics.is_private:
             return True
+        if self._of_network[network] >= MAX_PER_NETWORK:
+            return False
         kept = self._under.get(key, {}).values()
         return sum(other.network == network for other in kept) < MAX_PER_NETWORK_AND_KEY
 
@@ -120,6 +133,8 @@ class RecordStore:
         self._sweep(key, now)
         records = self._under.get(key, {})
         if self._count >= MAX_RECORDS or (not records and len(self._under) >= MAX_KEYS):
+            return False
+        if self._of_author[record.author] >= MAX_PER_AUTHOR:
             return False
         if sum(other.record.author == record.author for other in records.values()) >= MAX_PER_AUTHOR_AND_KEY:
             return False
@@ -139,7 +154,15 @@ class RecordStore:
                 self._remove(key, identity)
 
     def _remove(self, key: bytes, identity: RecordKey) -> None:
-        del self._under[key][identity]
+        gone = self._under[key].pop(identity)
         self._count -= 1
+        _take_one(self._of_author, gone.record.author)
+        _take_one(self._of_network, gone.network)
         if not self._under[key]:
             del self._under[key]
+
+
+def _take_one(counter: Counter[Any], who: object) -> None:
+    counter[who] -= 1
+    if not counter[who]:
+        del counter[who]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
@@ -28,6 +29,8 @@ ERRAND_DELAY_S = 0.05  # newcomers come in groups: one pass for all
 MAX_PINGS_PER_ROUND = 3
 MAX_HANDOVERS_PER_ROUND = 4
 MAX_REMEMBERED = 64
+
+logger = logging.getLogger(__name__)
 
 Errand = Callable[[], Coroutine[Any, Any, object]]
 
@@ -139,7 +142,7 @@ class Upkeep:
             errands, self._errands = self._errands, {}
             async with asyncio.TaskGroup() as group:
                 for errand in errands.values():
-                    group.create_task(errand())
+                    group.create_task(_whatever_comes(errand))
 
     async def _run_rounds(self) -> None:
         alone_s = self._periods.rejoin_s
@@ -150,7 +153,7 @@ class Upkeep:
             else:
                 wait_s, alone_s = alone_s, min(2 * alone_s, self._periods.round_s)
             await asyncio.sleep(wait_s * self._rng.uniform(0.8, 1.2))
-            await self._round()
+            await _whatever_comes(self._round)
 
     async def _round(self) -> None:
         now = self._clock()
@@ -180,3 +183,11 @@ class Upkeep:
         self._remembered[contact.peer] = contact
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
+
+
+async def _whatever_comes(errand: Errand) -> None:
+    """A mistake of ours in one of them must not end the others: who says nothing again is forgotten in half an hour."""
+    try:
+        await errand()
+    except Exception:
+        logger.exception("the upkeep of the DHT failed by a mistake of this peer")

@@ -30,6 +30,8 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.span import Span, missing_layers
 from meshswarm.stage.engine.profile import exact_obstacle
 
+MAX_FOREIGN = 32
+
 
 class Voice:
     """What turns a model's text into tokens and back: its vocabulary and its chat template.
@@ -80,6 +82,14 @@ class ModelDirectory:
             known[info.model_id] = (ModelCard.of(info), holders)
         return known
 
+    async def _worth_listing(self) -> list[tuple[ModelCard, int]]:
+        """Those on this disk, and of the others the `MAX_FOREIGN` with most holders: each costs a lookup, and whoever
+        wants to may say that he holds hundreds."""
+        known = await self.cards()
+        held = {info.model_id for info in await asyncio.to_thread(self._store.models)}
+        others = sorted((entry for model_id, entry in known.items() if model_id not in held), key=lambda e: -e[1])
+        return [entry for model_id, entry in known.items() if model_id in held] + others[:MAX_FOREIGN]
+
     async def resolve(self, ref: str | None) -> ModelCard:
         """The model a client means. Raises UnknownModelError (with the names there are) or RequestError."""
         known = await self.cards()
@@ -116,7 +126,7 @@ class ModelDirectory:
         """What `/v1/models` shows: every model that somebody serves or that lies on this disk. `coverage`: who serves
         layers of a model."""
         listings = []
-        for card, holders in (await self.cards()).values():
+        for card, holders in await self._worth_listing():
             records = await coverage(card)
             covered = covered_layers([record.span for record in records if record.loaded], card.n_layers)
             listings.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 1024 * 1024
 _MAX_ERROR_CHARS = 400
+_MAX_RETRY_S = 3600.0
 _MAX_ERROR_BYTES = 2048
 
 Answerer = Callable[[PeerId, bytes], Awaitable[bytes]]
@@ -69,6 +71,10 @@ def _open_reply(reply: bytes, kind: str, peer: PeerId, max_reply_bytes: int) -> 
         message, retry_after_s = msgpack.unpackb(reply[1:])
         if status is Status.OK or not isinstance(message, str) or not isinstance(retry_after_s, float | None):
             raise ValueError
+        if retry_after_s is not None:
+            if not math.isfinite(retry_after_s):
+                raise ValueError
+            retry_after_s = min(max(0.0, retry_after_s), _MAX_RETRY_S)
     except (IndexError, ValueError, TypeError, msgpack.UnpackException):
         raise RemoteProtocolError(f"peer {peer.short} sent a malformed reply to {kind!r}", peer=str(peer)) from None
     sentence = f"peer {peer.short} answered a {kind!r} request: {message[:_MAX_ERROR_CHARS]}"

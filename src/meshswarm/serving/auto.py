@@ -24,6 +24,7 @@ from meshswarm.stage.engine.memory import in_words
 from meshswarm.stage.families.cuts import LegalCuts
 from meshswarm.stage.sizes.memory import MemoryModel
 
+MAX_LOOKED_AT = 32  # models, those with most holders
 DEMAND_WAIT_S = 2.0  # in which a peer that has just come hears what is asked for
 
 
@@ -58,7 +59,7 @@ class _Views:
 
 async def _views(around: Surroundings, demand: Mapping[bytes, float]) -> _Views:
     found = {}
-    for card, _ in await around.dht.models(fresh=True):
+    for card, _ in (await around.dht.models(fresh=True))[:MAX_LOOKED_AT]:  # whoever wants to may name hundreds
         records = await around.dht.coverage(card.model_id, card.n_layers)
         others = [record for record in records if record.peer != around.identity.peer_id]
         anywhere = LegalCuts(card.n_layers, tuple(range(card.n_layers)), None)

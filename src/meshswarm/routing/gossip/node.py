@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from meshswarm.routing.gossip.core import Gossip
 from meshswarm.routing.gossip.messages import KINDS, MAX_MESSAGE_BYTES
 from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.gossip.summary import Holding, Summary
+
+logger = logging.getLogger(__name__)
 
 QUESTIONS_PER_S = 12.0  # of one peer; each 512 bytes beyond the first count as one more
 QUESTIONS_BURST = 80.0
@@ -80,7 +83,10 @@ class GossipNode:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wake.clear()
-                self._core.tick(self._clock())
+                try:
+                    self._core.tick(self._clock())
+                except Exception:
+                    logger.exception("gossip failed by a mistake of this peer")
                 for ask in self._core.take_asks():
                     group.create_task(self._ask(ask))
                 wait_s = max(_SHORTEST_WAIT_S, self._core.next_at - self._clock())
@@ -211,6 +217,9 @@ class GossipNode:
             self._core.refused(ask, self._clock())
         except (MeshswarmError, TimeoutError):
             self._core.failed(ask, self._clock())
+        except Exception:  # gossip goes on: a peer without it looks dead, and sees nobody die
+            logger.exception("an answer of peer %s was not handled", ask.peer.short)
+            self._core.refused(ask, self._clock())
         self._wake_if_due()
 
     def _connected(self, connection: Connection) -> None:

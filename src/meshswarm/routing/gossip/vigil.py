@@ -26,6 +26,8 @@ PROBE_TIMEOUT_S = 1.2
 WATCH_TIMEOUT_S = 1.5
 OVERSLEPT_S = 1.0
 DECLINED_S = 60.0
+WITNESSES_S = 30.0  # between two calls for one ward's other watchers: it alone says where they are
+MAX_WHERE = 1  # of the addresses that a ward says a watcher has
 MAX_HEARD = 1024
 _HEARD_KEPT_S = 5.0  # longer than any question takes
 
@@ -59,6 +61,7 @@ class Vigil:
         self._events = events
         self._asks = asks
         self._heard_at: dict[PeerId, float] = {}
+        self._called_at: dict[PeerId, float] = {}  # when a ward's other watchers were asked last
         self._declined: dict[PeerId, float] = {}  # who would not watch this peer, until when
         self._charge: Accusation | None = None  # against this peer, not answered yet
         self._must_appoint = False
@@ -197,6 +200,10 @@ class Vigil:
             self._asks.add(peer, PROBE, messages.encode_empty(), PROBE_TIMEOUT_S, now)
 
     def _call_witnesses(self, ward: Ward, now: float) -> None:
+        if now - self._called_at.get(ward.peer, float("-inf")) < WITNESSES_S:
+            return
+        self._called_at = {peer: at for peer, at in self._called_at.items() if now - at < WITNESSES_S}
+        self._called_at[ward.peer] = now
         payload = messages.encode_witness(ward.peer, ward.appointment.number)
         gone = self._standings.gone(now)
         for watcher, where in self._others(ward):
@@ -223,7 +230,8 @@ class Vigil:
 
     def _others(self, ward: Ward) -> list[tuple[PeerId, tuple[Address, ...]]]:
         """The other watchers of a ward, and where it said that they are."""
-        return [(watcher, ward.where.get(watcher, ())) for watcher in ward.appointment.watchers if watcher != self._own]
+        others = [watcher for watcher in ward.appointment.watchers if watcher != self._own]
+        return [(watcher, ward.where.get(watcher, ())[:MAX_WHERE]) for watcher in others]
 
     def _act(self, effect: Effect, skip: tuple[PeerId, ...], now: float) -> None:
         peer, accusation = effect.about, effect.accusation
