@@ -58,7 +58,8 @@ class Peer:
         around: Any = Surroundings(
             home=SimpleNamespace(), identity=Identity.from_seed(bytes(32)),
             endpoint=SimpleNamespace(addresses=(Address("127.0.0.1", 4810),)),
-            dht=SimpleNamespace(publish_coverage=self._publish), store=SimpleNamespace(), slices=SimpleNamespace(),
+            dht=SimpleNamespace(publish_coverage=self._publish, known_peers=list), store=SimpleNamespace(),
+            slices=SimpleNamespace(),
             spans=spans, tasks=tasks, report=lambda event: self.events.append(dict(event)),
         )  # fmt: skip
         served = Served(MODEL.model_id, 4, Span(0, 4), bytes(32), engine, 128, 512, is_whole_only=is_whole_only)
