@@ -271,9 +271,9 @@ class Dht:
         _, wanted = messages.decode_dial(question)
         self._core.spend_dial(peer, self._clock())
         verdict = Verdict.UNKNOWN
-        is_public = not any(is_local(address) for address in wanted.addresses[:1])
-        has_turn = self._dials.take(self._core.own, 1.0, self._clock()) == 0.0  # whoever asks: victims do not care
-        if wanted.peer != self._core.own and is_public and has_turn:
+        is_meant = wanted.peer != self._core.own and not any(is_local(address) for address in wanted.addresses[:1])
+        # One allowance for whoever asks: to whom the dials go it is all the same.
+        if is_meant and self._dials.take(self._core.own, 1.0, self._clock()) == 0.0:
             verdict = await self._questions.dial_afresh(Contact(wanted.peer, wanted.addresses[:1]))
         return messages.encode_verdict(self._core.sender, verdict)
 
