@@ -200,6 +200,7 @@ def run(
 ) -> None:
     """Ask one question: of the peer running in this folder, or of one started just for it."""
     from meshswarm.commands.ask import Question, ask
+    from meshswarm.commands.throwaway import Where
 
     if not prompt.strip():
         raise typer.BadParameter("the question is empty", param_hint="PROMPT")
@@ -208,7 +209,7 @@ def run(
         if value is not None:
             body[name] = value
     peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
-    ask(Question(context.obj, swarm, peers, model, body, private), as_json=as_json)
+    ask(Question(Where(context.obj, swarm, private, peers), model, body), as_json=as_json)
 
 
 # -- looking at a peer
@@ -315,9 +316,10 @@ def plan(
     from meshswarm.commands.plan import plan as make_plan
     from meshswarm.commands.show import show_progress
     from meshswarm.commands.show_plan import show_plan
+    from meshswarm.commands.throwaway import Where
 
     peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
-    question = PlanQuestion(context.obj, swarm, peers, model, n_ctx, n_prompt, n_streams, private)
+    question = PlanQuestion(Where(context.obj, swarm, private, peers), model, n_ctx, n_prompt, n_streams)
     _show(make_plan(question, None if as_json else show_progress), as_json, show_plan)
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from tests.discovery.conftest import dht_node
 
+from meshswarm.commands.control import announce_running
 from meshswarm.commands.doctor import Finding, Verdict
 from meshswarm.commands.network import Search, examine_network
+from meshswarm.commands.throwaway import Where, throwaway_peer
 from meshswarm.config import Address, Home
 from meshswarm.dht.known_peers import KnownPeers, SeenPeer
 from meshswarm.discovery import settings as settings_module
@@ -94,3 +96,16 @@ async def test_a_port_or_a_swarm_that_cannot_be_had_is_a_finding(tmp_path: Path)
     assert str(taken) in found["finding peers"].found
     found = await examine(Search(Home(tmp_path), "test", private=True, discovery=ALL_OFF))
     assert found["finding peers"].verdict is Verdict.WARNING
+
+
+async def test_a_peer_that_runs_is_asked_and_what_it_cannot_heed_is_said(tmp_path: Path) -> None:
+    where = Where(Home(tmp_path), f"test-{secrets.token_hex(4)}")
+    async with throwaway_peer(where) as peer:
+        announce_running(where.home, peer.api.base_url, None)
+        found = await examine(Search(where.home))
+        assert "finding peers" not in found and found["local network"].found == "off: --no-lan"
+        assert "finding peers" not in await examine(Search(where.home, where.swarm))
+        dead = (Identity.generate().peer_id, Address("127.0.0.1", 9))
+        finding = (await examine(Search(where.home, "another", join=(dead,))))["finding peers"]
+    assert finding.verdict is Verdict.WARNING
+    assert f"'{where.swarm}'; not heeded: --swarm, --join" in finding.found and "--home DIR doctor" in finding.advice

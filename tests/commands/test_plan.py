@@ -11,6 +11,7 @@ from tests.routing.peers import HEAD, near, peer, record
 
 from meshswarm.commands.plan import PlanQuestion
 from meshswarm.commands.show_plan import show_plan
+from meshswarm.commands.throwaway import Where
 from meshswarm.config import Home
 from meshswarm.routing.planner import Situation
 from meshswarm.routing.preview import Knowledge, Question, preview
@@ -52,5 +53,5 @@ def test_several_routes_and_what_has_no_room_are_summed_up(capsys: pytest.Captur
 
 
 def test_what_is_asked_stands_in_the_path() -> None:
-    asked = PlanQuestion(Home(Path("x")), None, (), "a b&c", n_ctx=64, n_streams=2)
+    asked = PlanQuestion(Where(Home(Path("x"))), "a b&c", n_ctx=64, n_streams=2)
     assert asked.path == "/meshswarm/plan?model=a+b%26c&context=64&streams=2"

@@ -51,7 +51,8 @@ def examine_network(search: Search) -> list[Finding]:
     try:
         running = find_running(search.home)
         if running is not None:
-            return list(_findings(running.get("/meshswarm/status").get("discovery", ())))
+            status = running.get("/meshswarm/status")
+            return [*_unheeded(search, status["swarm"]), *_findings(status.get("discovery", ()))]
         return list(_findings(run_in_loop(_look(search))))
     except (MeshswarmError, OSError) as error:
         return [Finding("finding peers", Verdict.WARNING, str(error))]
@@ -89,6 +90,21 @@ async def _look(search: Search) -> list[dict[str, Any]]:
 
 async def _do_nothing(_peers: Sequence[KnownPeer]) -> None:
     """Whoever was reached is only counted."""
+
+
+def _unheeded(search: Search, swarm: str) -> Iterator[Finding]:
+    """That options were given which only a peer that is started with them can heed."""
+    chosen = {
+        "--swarm": search.swarm not in (None, swarm),
+        "--private": search.private,
+        "--join": bool(search.join),
+        "--lan, --rendezvous": search.discovery != DiscoverySettings(),
+    }
+    options = ", ".join(option for option, is_chosen in chosen.items() if is_chosen)
+    if options:
+        advice = "stop it first, or look from another folder with `meshswarm --home DIR doctor ...`"
+        found = f"the peer that runs here says how it found others, in its own swarm '{swarm}'; not heeded: {options}"
+        yield Finding("finding peers", Verdict.WARNING, found, advice)
 
 
 def _findings(reports: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
