@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from meshswarm.artifacts.merkle import (
     BLOCK_BYTES,
     MerkleTree,
+    check_piece_layer,
     file_root,
     hash_file,
     model_id,
     model_id_text,
     n_blocks_of,
     parse_model_id,
+    piece_layer,
+    piece_layer_nodes,
     tree_depth,
 )
 from meshswarm.errors import ArtifactError
@@ -124,3 +127,39 @@ def test_mistyped_ids_are_told_apart() -> None:
 def test_block_counts() -> None:
     assert [n_blocks_of(n) for n in (1, BLOCK_BYTES, BLOCK_BYTES + 1)] == [1, 1, 2]
     assert [tree_depth(n) for n in (1, 2, 3, 4, 5, 8)] == [0, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("length", [1, 65536, 65537, 5 * 65536, 5 * 65536 + 3, 8 * 65536, 9 * 65536 - 20000])
+def test_the_piece_layer_is_libtorrents(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(hashlib.shake_128(b"%d" % length).digest(length))
+    root, layer = piece_layer(path, 65536)
+    storage = libtorrent.list_files(str(path))
+    torrent = libtorrent.create_torrent(storage, 65536, libtorrent.create_torrent.v2_only)
+    libtorrent.set_piece_hashes(torrent, str(tmp_path))
+    assert layer == torrent.generate()[b"piece layers"].get(root, b"")
+    assert root == file_root(path)
+    check_piece_layer(length, root, 65536, layer)
+
+
+def test_a_piece_layer_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(hashlib.shake_128(b"layer").digest(5 * 65536 + 3))
+    root, layer = piece_layer(path, 65536)
+    length = path.stat().st_size
+    bent = bytearray(layer)
+    for at in (0, len(layer) // 2, len(layer) - 1):
+        bent[at] ^= 1
+        with pytest.raises(ArtifactError, match="do not lead"):
+            check_piece_layer(length, root, 65536, bytes(bent))
+        bent[at] ^= 1
+    for wrong in (b"", layer[:-1], layer[:-32], layer + bytes(32)):
+        with pytest.raises(ArtifactError, match="bytes"):
+            check_piece_layer(length, root, 65536, wrong)
+    with pytest.raises(ArtifactError):
+        check_piece_layer(65536, root, 65536, layer)
+
+
+def test_a_piece_length_is_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        piece_layer_nodes(1 << 20, 100_000)

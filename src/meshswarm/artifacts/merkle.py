@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from meshswarm.artifacts.files import FileStamp
 from meshswarm.errors import ArtifactError
 from meshswarm.identity import decode_id, encode_id
 
@@ -133,6 +134,50 @@ def _read_full(readinto: Callable[[memoryview], int | None], view: memoryview) -
 def file_root(path: Path, progress: Progress | None = None) -> bytes:
     """The BitTorrent v2 `pieces root` of a file: 32 bytes."""
     return hash_file(path, progress=progress)[0]
+
+
+def piece_layer_nodes(length: int, piece_length: int) -> list[Node]:
+    """The nodes of a file of `length` bytes that make up its piece layer (BEP 52), left to right.
+
+    Empty for a file no longer than one piece: its root says all. Raises ValueError for a piece length that is not a
+    power of two of at least 16 KiB.
+    """
+    level = _piece_level(piece_length)
+    if length <= piece_length:
+        return []
+    return [(level, index) for index in range(-(-length // piece_length))]
+
+
+def piece_layer(path: Path, piece_length: int, progress: Progress | None = None) -> tuple[bytes, bytes]:
+    """(root, piece layer) of the file in `path`: 32 bytes, and 32 for each piece. Blocking, see `hash_file`."""
+    nodes = piece_layer_nodes(FileStamp.of(path).size, piece_length)
+    root, kept = hash_file(path, wanted=nodes, progress=progress)
+    return root, b"".join(kept[node] for node in nodes)
+
+
+def check_piece_layer(length: int, root: bytes, piece_length: int, layer: bytes) -> None:
+    """Raises ArtifactError unless `layer` is the piece layer of the file with this length and root."""
+    n_pieces = len(piece_layer_nodes(length, piece_length))
+    if len(layer) != n_pieces * HASH_BYTES:
+        raise ArtifactError(f"a piece layer has {len(layer)} bytes, not {n_pieces * HASH_BYTES} as its file needs")
+    if not n_pieces:
+        return
+    level = _piece_level(piece_length)
+    nodes = [layer[start : start + HASH_BYTES] for start in range(0, len(layer), HASH_BYTES)]
+    while len(nodes) > 1:
+        if len(nodes) % 2:
+            nodes.append(ZERO_SUBTREE[level])
+        nodes = [hashlib.sha256(nodes[i] + nodes[i + 1]).digest() for i in range(0, len(nodes), 2)]
+        level += 1
+    if nodes[0] != root:
+        raise ArtifactError("a piece layer does not belong to its file: its hashes do not lead to the file's root")
+
+
+def _piece_level(piece_length: int) -> int:
+    level = tree_depth(max(1, piece_length // BLOCK_BYTES))
+    if piece_length != BLOCK_BYTES << level:
+        raise ValueError(f"a piece length is a power of two of at least {BLOCK_BYTES} bytes, not {piece_length}")
+    return level
 
 
 def model_id(files: Sequence[tuple[int, bytes]]) -> bytes:
