@@ -11,6 +11,7 @@ import pytest
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.config import Address
 from meshswarm.dht import messages
+from meshswarm.dht.holders import HolderRecord
 from meshswarm.dht.messages import Sender, StoreQuestion, StoreStatus
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
@@ -193,6 +194,60 @@ async def test_leaving_and_moving_are_seen_at_once(loopback: Loopback) -> None:
     assert await two.sees() == {one.endpoint.peer_id: "20:30"}
     await one.dht.withdraw()
     assert await three.sees() == {}
+
+
+def held(peer: Peer, **changes: object) -> HolderRecord:
+    fields: dict[str, object] = {
+        "peer": peer.endpoint.peer_id,
+        "addresses": tuple(peer.endpoint.addresses),
+        "model_id": MODEL,
+        "torrent_port": 6881,
+    }
+    return HolderRecord(**(fields | changes))  # type: ignore[arg-type]
+
+
+async def test_a_pure_seeder_is_found_by_everybody_and_is_in_nobodys_coverage(loopback: Loopback) -> None:
+    server, seeder, asker = await loopback.chain(3)
+    await server.serve("0:30")
+    await seeder.dht.say_holding(held(seeder, is_whole=True))
+    await server.dht.say_holding(held(server, layers=Span(0, 30), torrent_port=7000))
+    for peer in (server, seeder, asker):
+        found = {each.peer: each for each in await peer.dht.holders(MODEL, fresh=True)}
+        assert found.keys() == {server.endpoint.peer_id, seeder.endpoint.peer_id}
+        assert found[seeder.endpoint.peer_id].is_whole and found[seeder.endpoint.peer_id].torrent_port == 6881
+        assert found[server.endpoint.peer_id].layers == Span(0, 30)
+        assert await peer.sees(fresh=True) == {server.endpoint.peer_id: "0:30"}
+        assert await peer.dht.holders(bytes(32)) == []
+    with pytest.raises(ValueError, match="itself"):
+        await asker.dht.say_holding(held(seeder))
+
+
+async def test_who_stops_serving_still_holds_and_the_card_stays_as_long_as_one_of_both_does(loopback: Loopback) -> None:
+    one, two = await loopback.chain(2)
+    card = ModelCard(MODEL, "tiny", "llama", "q4_1", N_LAYERS, (98_000_000,), 2_000_000, 8192, 576, 49152)
+
+    async def seen() -> tuple[int, int, int]:
+        records = await two.dht.coverage(MODEL, N_LAYERS), await two.dht.holders(MODEL), await two.dht.models()
+        return len(records[0]), len(records[1]), len(records[2])
+
+    await one.serve("0:30")
+    await one.dht.publish_card(card.sign(one.identity))
+    await one.dht.say_holding(held(one, is_whole=True))
+    assert await seen() == (1, 1, 1)
+    await one.dht.withdraw(one.record("0:30"))
+    assert await seen() == (0, 1, 1)
+    await one.serve("0:30")
+    await one.dht.stop_holding(MODEL)
+    assert await seen() == (1, 0, 1)
+    await one.dht.withdraw(one.record("0:30"))
+    assert await seen() == (0, 0, 0)
+    await one.dht.say_holding(held(one, is_whole=True))
+    await one.dht.publish_card(card.sign(one.identity))
+    await one.dht.stop_holding(MODEL)
+    assert await seen() == (0, 0, 0)
+    await one.dht.say_holding(held(one))
+    await one.dht.withdraw()
+    assert await seen() == (0, 0, 0)
 
 
 async def test_a_peer_that_dies_costs_one_time_out_and_is_then_left_alone(loopback: Loopback) -> None:

@@ -28,15 +28,21 @@ class Announcer:
         """Raises WireError when it does not fit into a record. Known here at once, elsewhere when this returns."""
         await self._spread(self._core.publications.say(kind, subject, body, self._clock(), layers=layers))
 
-    async def withdraw(self, subjects: Sequence[bytes] | None = None) -> None:
-        """Takes back everything said of `subjects`, or everything."""
+    async def withdraw(self, subject: bytes | None = None, kind: RecordKind | None = None) -> None:
+        """Takes back everything; or what was said of `subject` by a record of `kind`, and the model's card with it
+        when no other record says why it should stand."""
         now = self._clock()
-        standing = [record for record in self._core.publications.current(now) if not record.is_tombstone]
-        ended: list[SignedRecord] = []
-        for record in standing:
-            if subjects is None or record.subject in subjects:
-                ended += self._core.publications.withdraw(record.kind, record.subject, now)
-        await self._spread(ended)
+        standing = {(r.kind, r.subject) for r in self._core.publications.current(now) if not r.is_tombstone}
+        ended = standing
+        if subject is not None:
+            about = {each for each in standing if each[1] == subject}
+            ended = about & {(kind, subject)}
+            if about - ended <= {(RecordKind.CARD, subject)}:
+                ended = about
+        taken_back: list[SignedRecord] = []
+        for each in sorted(ended):
+            taken_back += self._core.publications.withdraw(*each, now)
+        await self._spread(taken_back)
 
     async def repeat(self, *, every_s: float) -> None:
         """Says again, with a new end, what was last said `every_s` ago or earlier, or is kept by too few by now."""

@@ -60,8 +60,14 @@ class Topics:
         """The keys of all blocks that layers `[start, stop)` of a model touch."""
         return [self.block(model_id, block) for block in blocks(start, stop)]
 
+    def holders(self, model_id: bytes) -> bytes:
+        """The key of all who hold files of a model."""
+        return self._dht_key(b"holders" + model_id)
+
     def of_record(self, record: SignedRecord) -> list[bytes]:
         """Every key this record belongs under, and no other."""
         if record.kind is RecordKind.CARD:
             return [self.models]
+        if record.kind is RecordKind.HOLDER:
+            return [self.holders(record.subject)]
         return self.span(record.subject, record.start, record.stop)

@@ -23,6 +23,7 @@ from meshswarm.dht import messages
 from meshswarm.dht.announcer import Announcer
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core
+from meshswarm.dht.holders import HolderRecord, read_holders
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer, SeenPeer
 from meshswarm.dht.limits import RateLimit
@@ -169,11 +170,24 @@ class Dht:
             raise ValueError("a peer publishes its own cards only")
         await self._announcer.say(RecordKind.CARD, card.card.model_id, card.wire)
 
+    async def say_holding(self, record: HolderRecord) -> None:
+        """Says which files of a model others may fetch here, in place of what was said of that model's before.
+
+        Repeated until `stop_holding`. `seq` and `expires_ms` of `record` are not used.
+        """
+        if record.peer != self._core.own:
+            raise ValueError("a peer says only what it holds itself")
+        record = replace(record, addresses=merge_addresses(self._reachability.extra_addresses, record.addresses))
+        await self._announcer.say(RecordKind.HOLDER, record.model_id, record.body())
+
+    async def stop_holding(self, model_id: bytes) -> None:
+        """Takes back that files of a model can be fetched here; its card too, unless this peer serves the model."""
+        await self._withdraw(model_id, RecordKind.HOLDER)
+
     async def withdraw(self, record: CoverageRecord | None = None) -> None:
-        """Takes back all that was said of the model of `record`, or of every model; others know at once."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await self._announcer.withdraw(None if record is None else [record.model_id])
+        """Takes back that the model of `record` is served here, or all that was said of any model; others know at
+        once. The model's card stands as long as its files are held."""
+        await self._withdraw(*(() if record is None else (record.model_id, RecordKind.COVERAGE)))
 
     # -- asking
 
@@ -186,6 +200,11 @@ class Dht:
         records = await self._records(keys, fresh=fresh)
         read = read_coverage(records.live(self._clock()))
         return [record for record in read if record.model_id == model_id and record.span.stop <= n_layers]
+
+    async def holders(self, model_id: bytes, *, fresh: bool = False) -> list[HolderRecord]:
+        """Who says that files of a model can be fetched from him, this peer included; the newest of each peer."""
+        records = await self._records((self._topics.holders(model_id),), fresh=fresh)
+        return read_holders(records.live(self._clock()), model_id)
 
     async def models(self, *, fresh: bool = False) -> list[tuple[ModelCard, int]]:
         """Every model somebody holds, with the number of holders, most holders first."""
@@ -225,6 +244,11 @@ class Dht:
     def notices(self) -> list[str]:
         """What a person should know about the swarm: clocks that are wrong, keys that two peers use, crowds."""
         return self._core.notices.sentences
+
+    async def _withdraw(self, subject: bytes | None = None, kind: RecordKind | None = None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._announcer.withdraw(subject, kind)
 
     def _connected(self, connection: Connection) -> None:
         self._core.saw_instance(connection.peer_id, connection.instance)

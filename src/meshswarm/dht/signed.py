@@ -31,17 +31,19 @@ RecordKey = tuple[str, bytes, bytes]  # kind, author's key, subject
 
 
 class RecordKind(StrEnum):
-    """`COVERAGE`: the layers a peer serves. `CARD`: a model a peer holds, by its card."""
+    """`COVERAGE`: the layers a peer serves. `CARD`: a model a peer holds, by its card. `HOLDER`: files of a model that
+    others may fetch from a peer, whether it serves the model or not."""
 
     COVERAGE = "coverage"
     CARD = "card"
+    HOLDER = "holder"
 
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
     """One record as it travels. `wire` is the whole of it; every other field was read from there.
 
-    `subject` is a model id. `start` and `stop` are the layers a coverage record is about; 0 and 0 in a card.
+    `subject` is a model id. `start` and `stop` are the layers a coverage record is about; 0 and 0 in the others.
     """
 
     kind: RecordKind
