@@ -22,7 +22,7 @@ from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
 
 OWN, *OTHERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3)]
-(ENTRY,) = CATALOGUE
+ENTRY = CATALOGUE[0]
 
 
 class Swarm:

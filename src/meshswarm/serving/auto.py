@@ -72,7 +72,11 @@ def _offers(settings: ServingSettings, around: Surroundings, limits: Limits, vie
     """What could be served here. Blocks."""
     infos = {info.model_id: info for info in around.store.models()}
     offers = [_stored(settings, around, info, limits, views) for info in infos.values()]
-    return offers + [_listed(entry, limits, views) for entry in CATALOGUE if entry.model_id not in infos]
+    return offers + [
+        _listed(entry, entry.model_id, limits, views)
+        for entry in CATALOGUE
+        if entry.model_id is not None and entry.model_id not in infos
+    ]
 
 
 def _stored(settings: ServingSettings, around: Surroundings, info: ModelInfo, limits: Limits, views: _Views) -> Offer:
@@ -97,11 +101,11 @@ def _fit(model: MemoryModel, limits: Limits) -> Fit:
     return Fit(min(model.span(span).total for span in model.smallest_spans) <= _most(limits))
 
 
-def _listed(entry: CatalogueEntry, limits: Limits, views: _Views) -> Offer:
+def _listed(entry: CatalogueEntry, model_id: bytes, limits: Limits, views: _Views) -> Offer:
     """A model that is not here yet: whether a part of it fits is seen when it is."""
     fit = Fit.WHOLE if entry.memory_bytes <= _most(limits) else Fit.PART
-    view = views.of(entry.model_id, LegalCuts(entry.n_layers, tuple(range(entry.n_layers)), None))
-    return Offer(entry.ref, entry.name, entry.model_id, entry.n_bytes, entry.is_verified, fit, view)
+    view = views.of(model_id, LegalCuts(entry.n_layers, tuple(range(entry.n_layers)), None))
+    return Offer(entry.ref, entry.name, model_id, entry.n_bytes, entry.is_verified, fit, view)
 
 
 def _most(limits: Limits, gpu_bytes: int = 0) -> int:
