@@ -47,6 +47,7 @@ class World:
     """`owner` is everybody's owner; `people` are members; `ousted` were expelled, or came with what those knew."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.now_s = 1_800_000_000.0
         self.key = self.rng.randbytes(32)
@@ -131,9 +132,9 @@ class World:
 
     def check_ousted(self) -> None:
         for person in self.ousted:
-            assert person.expelled_at_number is not None
+            assert person.expelled_at_number is not None, f"seed {self.seed}"
             late = [key for key in person.standing.keys if self.key_made_at[key] > person.expelled_at_number]
-            assert not late, "an expelled member got a key that was made after his expulsion"
+            assert not late, f"seed {self.seed}: an expelled member got a key that was made after his expulsion"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -157,7 +158,7 @@ def test_the_expelled_stay_out_and_who_stays_follows_the_owner(seed: int) -> Non
         person.away_until_s = 0.0
     for _ in range(12):
         world.step()
-    assert len(world.ousted) > 6
+    assert len(world.ousted) > 6, f"seed {seed}: the test expelled hardly anybody"
     behind = [person.peer.short for person in world.people if person.standing != world.owner.standing]
     assert not behind, f"seed {seed}: {len(behind)} of {len(world.people)} members did not follow"
     assert all(not world.lets_in(world.owner, person) for person in world.ousted), f"seed {seed}"
@@ -173,7 +174,6 @@ def test_a_list_and_a_key_are_with_everybody_after_a_few_rounds() -> None:
     while any(person.standing != world.owner.standing for person in world.people if not person.away_until_s):
         world.step()
         rounds += 1
-        assert rounds <= 12
-    assert world.owner.standing.next_end_ms(world.now_ms) == int(OVERLAP_S * 1000) + world.now_ms - int(
-        rounds * STEP_S * 1000
-    )
+        assert rounds <= 12, f"seed {world.seed}"
+    next_end_ms = int(OVERLAP_S * 1000) + world.now_ms - int(rounds * STEP_S * 1000)
+    assert world.owner.standing.next_end_ms(world.now_ms) == next_end_ms, f"seed {world.seed}"
