@@ -23,7 +23,7 @@ LAYERS = (
     ("discovery",),
     ("membership",),
     ("stage",),
-    ("ledger", "routing"),
+    ("fetching", "ledger", "routing"),
     ("head",),
     ("api",),
     ("serving",),
