@@ -3,16 +3,37 @@
 Every error a user, a client or another peer may see derives from `MeshswarmError`. Its message is one sentence that
 says what happened, to which peer or file, and what to do; `retry_after_s` says when trying again makes sense.
 Packages define their own subclasses next to the code that raises them, always below one of the classes here.
+
+The rule this file keeps: a text that came from elsewhere (another peer, a file, a server) steers nobody's terminal and
+invents no line of output.
 """
 
 from __future__ import annotations
 
+MAX_MESSAGE_CHARS = 4000
+MAX_REMOTE_CHARS = 1000
+
+
+def printable(text: str, at_most: int | None = None, *, keeps: str = "\n\t") -> str:
+    """`text` as it may reach a terminal: no control or formatting character but those in `keeps`, the others as their
+    escapes, and at most so many characters."""
+    if at_most is not None and len(text) > at_most:
+        text = f"{text[:at_most]}..."
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keeps else each.encode("unicode_escape").decode() for each in text
+    )
+
 
 class MeshswarmError(Exception):
-    """Base of every error of this package; `str(error)` is a sentence for a person."""
+    """Base of every error of this package; `str(error)` is a sentence for a person.
+
+    Whoever's words are in `message`, it may be shown on a terminal: it is `printable`, and bounded.
+    """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message, MAX_MESSAGE_CHARS))
         self.retry_after_s = retry_after_s
 
 
@@ -43,10 +64,11 @@ class UnknownModelError(RequestError):
 
 
 class RemoteError(MeshswarmError):
-    """Another peer broke the protocol or its word. `peer` is its PeerId as text, when known."""
+    """Another peer broke the protocol or its word. `peer` is its PeerId as text, when known. The message is one
+    line."""
 
     def __init__(self, message: str, *, peer: str | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(printable(message, MAX_REMOTE_CHARS, keeps=""), retry_after_s=retry_after_s)
         self.peer = peer
 
 

@@ -108,3 +108,18 @@ def test_the_log_goes_the_same_way(pipe: tuple[int, TextIO]) -> None:
     handler.emit(logging.LogRecord("x", logging.WARNING, "x.py", 1, "a note about %s is damaged", ("y",), None))
     teller.close()
     assert os.read(reading, 4096) == b"a note about y is damaged\n"
+
+
+def test_nobodys_words_steer_the_terminal(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    teller = Teller(stream)
+    log = logging.LogRecord("any", logging.WARNING, "", 0, "peer says %s", ("\x1b[31mred",), None)
+    teller.say("a model named \x1b]0;owned\x07\nwith two lines")
+    logging.StreamHandler(teller).emit(log)
+    teller.close()
+    stream.close()
+    assert os.read(reading, 4096).decode().splitlines() == [
+        "a model named \\x1b]0;owned\\x07",
+        "with two lines",
+        "peer says \\x1b[31mred",
+    ]

@@ -14,6 +14,7 @@ from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
 from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
 from meshswarm.config import DEFAULT_MODEL
+from meshswarm.errors import printable
 from meshswarm.membership.swarms import Swarms
 from meshswarm.serving import ServingSettings
 
@@ -59,7 +60,7 @@ def _ask(peer: RunningPeer, body: Mapping[str, Any], as_json: bool) -> None:
                 piece = choice["delta"].get("content") or ""
                 text.append(piece)
                 if not as_json:
-                    print(piece, end="", flush=True)
+                    print(printable(piece), end="", flush=True)  # others computed it
             last = {**last, **{key: chunk[key] for key in ("model", "usage", "timings", "meshswarm") if chunk.get(key)}}
     finally:
         if text and not as_json:

@@ -1,7 +1,8 @@
 """Writes lines for whoever reads this process's output, on a thread of its own.
 
 The rule this file keeps: nobody who does not read holds the peer up. A terminal that is stopped (Ctrl-S, text marked in
-a console) or a pipe that is full blocks whoever writes to it; that must never be the event loop.
+a console) or a pipe that is full blocks whoever writes to it; that must never be the event loop. And what is said
+steers no terminal, whoever's words are in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import queue
 import threading
 from collections import deque
 from typing import TextIO
+
+from meshswarm.errors import printable
 
 MAX_LINES = 1000
 """That wait to be written; further ones are lost, and their number is said once there is room again."""
@@ -37,7 +40,7 @@ class Teller:
 
     def write(self, text: str) -> None:
         try:
-            self._lines.put_nowait(text)
+            self._lines.put_nowait(printable(text))
         except queue.Full:
             self._lost.append(None)
 
