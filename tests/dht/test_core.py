@@ -107,9 +107,23 @@ def test_only_good_records_are_read(
 ) -> None:
     core = make_core(1)
     good = make_record()
-    assert core.read_record(good.wire, now) == good
+    keys = core.topics.of_record(good)
+    assert all(core.read_record(good.wire, now, [bytes(20), key]) == good for key in keys)
     for bad in (b"", b"garbage", good.wire[:-1], make_record(scope=bytes(16)).wire, make_record(life_s=0).wire):
-        assert core.read_record(bad, now) is None
+        assert core.read_record(bad, now, keys) is None
+
+
+def test_a_good_record_that_nobody_asked_for_is_not_read(
+    make_core: Callable[[int], Core], make_record: Callable[..., SignedRecord], now: float
+) -> None:
+    """Otherwise whoever is asked for anything could fill what is remembered with whatever he likes."""
+    core = make_core(1)
+    card = make_record(kind=RecordKind.CARD, layers=(0, 0), body=b"card")
+    assert (
+        core.read_record(make_record(span="0:10").wire, now, [core.topics.block(MODEL, 3), core.topics.models]) is None
+    )
+    assert core.read_record(card.wire, now, core.topics.span(MODEL, 0, 30)) is None
+    assert core.read_record(make_record().wire, now, []) is None
 
 
 def test_a_newcomer_is_owed_what_it_is_near_enough_to_keep(

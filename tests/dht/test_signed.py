@@ -170,3 +170,44 @@ def test_authors_and_subjects_do_not_touch_each_other(make_record: Callable[...,
     mine, theirs, another = make_record(1), make_record(2, seq=9), make_record(1, seq=9, subject=b"s" * 32)
     assert len(RecordSet([mine, theirs, another]).live(now)) == 3
     assert RecordSet([mine]).live(now + 601) == []
+
+
+def test_a_set_with_a_limit_keeps_everything_until_it_is_full(make_record: Callable[..., SignedRecord]) -> None:
+    records = [make_record(number) for number in range(20)]
+    full = RecordSet(limit=20)
+    full.update(records[:12], "one")
+    full.update(records[8:], "other")
+    assert set(full) == set(records)
+    full.update([make_record(5, seq=2)], "one")
+    assert len(full) == 20 and make_record(5, seq=2) in full
+
+
+def test_a_flood_from_one_source_crowds_out_nothing_but_its_own(
+    make_record: Callable[..., SignedRecord], now: float
+) -> None:
+    """Ten honest records come before, in the middle of, and after 100 authors that one source invented."""
+    honest = [make_record(number) for number in range(30)]
+    flood = [make_record(number) for number in range(100, 200)]
+    for order in ([honest, flood], [flood, honest], [flood[:50], honest, flood[50:]]):
+        kept = RecordSet(limit=40)
+        for records in order:
+            if records is honest:
+                kept.update(honest[:10], "a")
+                kept.update(honest[10:20], "b")
+                kept.update(honest[20:], "c")
+            else:
+                kept.update(records, "liar")
+        assert len(kept) == 40
+        assert set(honest) <= set(kept)
+
+
+def test_who_repeats_others_records_takes_no_places_from_them(make_record: Callable[..., SignedRecord]) -> None:
+    """The liar tells the honest records first, so that they count as brought by him, and then his own."""
+    honest = [make_record(number) for number in range(10)]
+    kept = RecordSet(limit=40)
+    kept.update([*honest, *(make_record(number) for number in range(100, 200))], "liar")
+    kept.update(honest, "a")
+    kept.update([make_record(number) for number in range(10, 18)], "b")
+    kept.update([make_record(number) for number in range(300, 400)], "another liar")
+    assert {*honest, *(make_record(number) for number in range(10, 18))} <= set(kept)
+    assert len(kept) == 40

@@ -135,7 +135,8 @@ class Node:
                 else:
                     found = messages.decode_found(answer)
                     self.core.take_found(contact, found, together, now, None)
-                    read = (self.core.read_record(data, now) for data in found.records)
+                    keys = [lookup.target for lookup in together]
+                    read = (self.core.read_record(data, now, keys) for data in found.records)
                     records.update(record for record in read if record is not None)
                 step()
 

@@ -85,7 +85,8 @@ class Announcer:
         for status, side in ((StoreStatus.EXPIRED, "behind"), (StoreStatus.TOO_LONG, "ahead of")):
             if 2 * statuses[status] > statuses.total():
                 self._core.notices.say(
-                    ("clock", OWN),
+                    OWN,
                     "most peers refuse what this one says because of its time: this machine's clock seems to be "
                     f"{side} theirs; set it",
+                    side,
                 )

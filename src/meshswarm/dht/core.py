@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from meshswarm.config import Address
 from meshswarm.dht import messages
-from meshswarm.dht.clocks import Clocks
+from meshswarm.dht.clocks import OWN, Clocks
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.handover import Handover
 from meshswarm.dht.keys import Topics, distance, node_id
@@ -109,7 +109,7 @@ class Core:
     def saw_instance(self, peer: PeerId, instance: bytes) -> None:
         """A connection to `peer` was made, to this instance of it."""
         if self._instances.saw(peer, instance):
-            self.notices.say(("twins", peer), twins_sentence(peer))
+            self.notices.say("two peers with one key", twins_sentence(peer), peer)
 
     def spend_dial(self, peer: PeerId, now: float) -> None:
         """`peer` asks for a dial. Raises RefusedError when it has asked for too many."""
@@ -225,26 +225,32 @@ class Core:
             self._handover.lost(contact.peer.key)
         self._conclude(lookups)
 
-    def read_record(self, data: bytes, now: float, keys: Iterable[bytes] = ()) -> SignedRecord | None:
-        """The record when it is well formed, signed, of this swarm and alive; None otherwise.
+    def read_record(self, data: bytes, now: float, keys: Iterable[bytes]) -> SignedRecord | None:
+        """The record when it is well formed, signed, of this swarm, alive, and under one of `keys`; None otherwise.
 
         `keys`: that were asked for. In a private swarm `data` is sealed for one of them.
         """
-        opened: bytes | None = data
+        wanted, opened = frozenset(keys), data
         if self.topics.is_private:
-            unsealed = (self.topics.unseal(key, data) for key in keys)
-            opened = next((each for each in unsealed if each is not None), None)
-        if opened is None:
-            return None
+            unsealed = ((key, self.topics.unseal(key, data)) for key in wanted)
+            where, opened = next(
+                ((frozenset({key}), each) for key, each in unsealed if each is not None), (wanted, b"")
+            )
+            wanted = where
         try:
             record = SignedRecord.decode(opened)
         except RemoteProtocolError:
             return None
-        if self.store.check(record, now) is not StoreStatus.STORED:
+        if wanted.isdisjoint(self.topics.of_record(record)) or self.store.check(record, now) is not StoreStatus.STORED:
             return None
         if record.author == self.own and self.publications.is_foreign(record, now):
             self.notices.say("own key", OWN_TWIN_SENTENCE)
         return record
+
+    def source_of(self, contact: Contact) -> object:
+        """Whose word an answer counts as: that of the network it came from, in a private swarm that of the peer."""
+        network = None if self.topics.is_private else self.table.networks.of(contact.addresses[0])
+        return contact.peer if network is None else network
 
     # -- storing
 
@@ -342,7 +348,7 @@ class Core:
         heard = self._clocks.heard(peer, sender.clock_ms, now)
         if heard is not None:
             about, sentence = heard
-            self.notices.say(("clock", about), sentence)
+            self.notices.say(OWN if about == OWN else "clocks of others", sentence, about)
 
     def _hear_kind(self, peer: PeerId, sender: Sender) -> None:
         """A peer may find out that nobody can dial it, or that somebody can."""

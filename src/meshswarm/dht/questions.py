@@ -21,6 +21,7 @@ from meshswarm.net.endpoint import Endpoint
 
 QUESTION_TIMEOUT_S = 2.0
 MAX_AT_ONCE = 24
+MAX_RECORDS = 2048  # that one question to many gives, whoever answers
 _RECORDS_PER_TURN = 16  # signatures checked before the loop may do something else
 
 
@@ -73,7 +74,7 @@ class Questions:
         await self._drive([self._core.refresh(target, now) for target in targets], False)
 
     async def _drive(self, lookups: list[Lookup], wants_records: bool) -> tuple[list[Lookup], RecordSet]:
-        records = RecordSet()
+        records = RecordSet(limit=MAX_RECORDS)
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             while not all(lookup.done for lookup in lookups):
@@ -147,7 +148,8 @@ class Questions:
         except MeshswarmError as error:
             self._failed(contact, lookups, error)
             return
-        records.update(await self._read(found.records, [lookup.target for lookup in lookups]))
+        read = await self._read(found.records, [lookup.target for lookup in lookups])
+        records.update(read, self._core.source_of(contact))
         is_new = self._core.take_found(contact, found, lookups, self._clock(), rtt_s, is_outbound=is_outbound)
         self._note(is_new, contact)
 

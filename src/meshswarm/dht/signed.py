@@ -125,17 +125,54 @@ class SignedRecord:
 
 
 class RecordSet:
-    """The newest record of every (kind, author, subject) among those added."""
+    """The newest record of every (kind, author, subject) among those added; of `limit`, when there is one.
 
-    def __init__(self, records: Iterable[SignedRecord] = ()) -> None:
+    A set that is full takes another record of a source in place of the last one of the source that brought the most.
+    Whoever answers with a flood of invented authors thus crowds out nothing but his own.
+    """
+
+    def __init__(self, records: Iterable[SignedRecord] = (), *, limit: int | None = None) -> None:
         self._newest: dict[RecordKey, SignedRecord] = {}
+        self._limit = limit
+        self._source_of: dict[RecordKey, object] = {}
+        self._brought: dict[object, dict[RecordKey, None]] = {}  # by source, in the order they came
         self.update(records)
 
-    def update(self, records: Iterable[SignedRecord]) -> None:
+    def update(self, records: Iterable[SignedRecord], source: object = None) -> None:
+        """Adds what `source` brought."""
         for record in records:
             known = self._newest.get(record.key)
-            if known is None or replaces(record, known):
+            if known is None:
+                if self._limit is None or self._has_room(source):
+                    self._newest[record.key] = record
+                    self._attribute(record.key, source)
+                continue
+            if replaces(record, known):
                 self._newest[record.key] = record
+            if self._n_brought(source) < self._n_brought(self._source_of.get(record.key)):
+                self._attribute(record.key, source)
+
+    def _has_room(self, source: object) -> bool:
+        """True when one more of `source` may come in, in the place of another if need be."""
+        assert self._limit is not None
+        if len(self._newest) < self._limit:
+            return True
+        most = max(self._brought, key=self._n_brought)
+        if self._n_brought(source) + 1 >= self._n_brought(most):
+            return False
+        last, _ = self._brought[most].popitem()
+        del self._newest[last], self._source_of[last]
+        return True
+
+    def _attribute(self, key: RecordKey, source: object) -> None:
+        """Whatever two sources brought counts for the one that brought less."""
+        if self._limit is not None:
+            self._brought.get(self._source_of.get(key), {}).pop(key, None)
+            self._source_of[key] = source
+            self._brought.setdefault(source, {})[key] = None
+
+    def _n_brought(self, source: object) -> int:
+        return len(self._brought.get(source, ()))
 
     def __iter__(self) -> Iterator[SignedRecord]:
         return iter(list(self._newest.values()))
