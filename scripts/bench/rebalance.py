@@ -32,6 +32,7 @@ def grown(seed: int, n_peers: int, load_s: float, *, least: int = 4, most: int =
     swarm = Swarm(cuts_of(N_LAYERS), random.Random(seed), load_s=load_s, lag_rounds=1)
     for _ in range(n_peers):
         come(swarm, least, most)
+    swarm.grow_old()
     return swarm
 
 
@@ -87,7 +88,7 @@ def propose_ms(n_peers: int) -> float:
     for member in list(swarm.members.values())[:20]:
         view = swarm.view()
         started = time.perf_counter()
-        propose(view, member.own(), swarm.rng, 0.0)
+        propose(view, member.own(0.0, None), swarm.rng, 0.0)
         took.append(time.perf_counter() - started)
     return statistics.median(took) * 1e3
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.routing.balance import Member, Swarm, cuts_of, peer_id
 
-from meshswarm.routing.rebalance import CALM_ROUNDS, ROUND_S, SETTLE_S, Move, Own, Stay, propose
+from meshswarm.routing.rebalance import CALM_ROUNDS, ROUND_S, Move, Own, Stay, propose
+from meshswarm.routing.restraint import SETTLE_S
 from meshswarm.routing.view import Holder, View
 from meshswarm.span import Span
 
@@ -30,7 +31,7 @@ def own(number: int, *, most: int = 99, beside: bool = True, moved_s: float = 0,
     def fits(span: Span) -> bool:
         return len(span) <= most
 
-    return Own(peer_id(number), fits, lambda span: beside and fits(span), moved_s, is_pinned)
+    return Own(peer_id(number), fits, lambda span: beside and fits(span), moved_s, is_pinned=is_pinned)
 
 
 def view(*holders: Holder, n_layers: int = 12, every: int = 1, demand: float = 1.0) -> View:
@@ -214,6 +215,7 @@ def grown(seed: int, n_peers: int, *, least: int = 4, most: int = 24, lag_rounds
     swarm = Swarm(cuts_of(80), rng, lag_rounds=lag_rounds)
     for _ in range(n_peers):
         come(swarm, least, most)
+    swarm.grow_old()
     return swarm
 
 

@@ -80,7 +80,7 @@ def restore(
         say("tables filled, records stored")
         for serving in servings:
             mover = ImaginedMover(serving, machine, network.rng)
-            mover._moved_s = float("-inf")  # they have been there for long
+            mover._moves.last_s = float("-inf")  # they have been there for long
             serving.peer.run(mover.run())
         await asyncio.sleep(SETTLING_S / 2)
         traffic, of_holders = TrafficMeter(crowd), TrafficMeter(crowd)

@@ -7,7 +7,8 @@ by moves, sorted from below, and no chain of moves comes back to where it began.
 
 The rule this file keeps: of peers that would move and are neighbours (they hold, or would take, layers that touch) only
 one moves in a round, and who it is follows from what all of them know. A peer never leaves a layer that nobody else
-has loaded, but where others are missing already and more of them get a holder than lose one.
+has loaded, but where others are missing already and more of them get a holder than lose one. What others claim to have
+loaded it relies on only where it trusts them, or where nothing is answered without the move.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshswarm.identity import PeerId
+from meshswarm.routing.restraint import settle_s
 from meshswarm.routing.view import Holder, View, level, lot, rows_per_s
 from meshswarm.span import MAX_LAYERS, Span
 
@@ -26,8 +28,9 @@ CALM_ROUNDS = 3
 """Other moves are thought of in each third round only: by then everybody has heard of those before."""
 GAIN_PERCENT = 125
 """What the weakest layer must be able to gain before anybody moves for it."""
-SETTLE_S = 300.0
-"""A peer that moved stays for so long, unless layers are without a holder."""
+FAIR_ROUNDS = 4
+"""In each fourth round the lot alone decides who chooses first: somebody who claims to be spare and never goes must not
+keep all others from a gap."""
 MAX_WAIT_S = 3.0
 """Jitter: who is to move waits up to so long, then asks again."""
 
@@ -36,12 +39,15 @@ MAX_WAIT_S = 3.0
 class Own:
     """What only the peer itself knows. `fits`: whether a legal span fits into its memory alone; `fits_beside`: whether
     it does beside what is loaded now, so that nothing has to be given up before. `moved_s`: when it last took layers,
-    on the clock of `now`. `is_pinned`: a person chose its layers."""
+    on the clock of `now`; `n_moves`: how often it did so lately. `trusted`: whose claims it relies on when it leaves
+    layers, None for everybody's. `is_pinned`: a person chose its layers."""
 
     peer: PeerId
     fits: Callable[[Span], bool]
     fits_beside: Callable[[Span], bool]
     moved_s: float = float("-inf")
+    n_moves: int = 0
+    trusted: frozenset[PeerId] | None = None
     is_pinned: bool = False
 
 
@@ -77,8 +83,8 @@ def propose(view: View, own: Own, rng: random.Random, now: float) -> Move | Stay
     wanted = _candidates(view, me)
     if not wanted:
         return Stay(_content(view, me), is_spare)
-    if not wanted[0].is_urgent and now - own.moved_s < SETTLE_S:
-        return Stay("It took these layers just now.", is_spare)
+    if now - own.moved_s < settle_s(own.n_moves, is_urgent=wanted[0].is_urgent):
+        return Stay("It took these layers just now." if own.n_moves < 2 else "It moved often of late.", is_spare)
     wish = _elected(view, now).get(own.peer)
     if wish is None:
         return Stay("A neighbour moves first.", is_spare)
@@ -160,9 +166,10 @@ def _stops(view: View, start: int) -> Iterator[int]:
 
 
 class _Prospect:
-    """What becomes of each layer when one holder moves."""
+    """What becomes of each layer when one holder moves. `kept`: for each layer, whether others have it loaded who can
+    be relied on; else whoever says so counts."""
 
-    def __init__(self, view: View, me: Holder) -> None:
+    def __init__(self, view: View, me: Holder, kept: Sequence[bool] | None = None) -> None:
         self._levels = view.levels
         self._old = old = me.span
         self._me = me
@@ -172,7 +179,8 @@ class _Prospect:
             for i, (all_rate, count) in enumerate(zip(view.rates, view.counts, strict=True))
         ]
         # What nobody else has loaded cannot be left, whoever is on the way to it.
-        self._left = [level(*self._others[i]) if view.firm[i] > 1 else 0 for i in range(old.start, old.stop)]
+        kept = [n > 1 for n in view.firm] if kept is None else kept
+        self._left = [level(*self._others[i]) if kept[i] else 0 for i in range(old.start, old.stop)]
         self._with: dict[int, list[int]] = {}
         self._is_incomplete = bool(view.unheld)
 
@@ -245,6 +253,8 @@ def _elected(view: View, now: float) -> dict[PeerId, _Candidate]:
 
 def _turn(view: View, holder: Holder, now: float) -> tuple[int, bool, bytes]:
     """Who chooses first: another order in each round."""
+    if _round(now) % FAIR_ROUNDS == FAIR_ROUNDS - 1:
+        return 0, False, lot(holder.peer, _round(now))
     return _candidates(view, holder)[0].n_lost, holder.peer not in view.spare, lot(holder.peer, _round(now))
 
 
@@ -264,9 +274,10 @@ def _real(view: View, me: Holder, wish: _Candidate, own: Own) -> _Candidate | No
     """The best move within the zone that is this peer's in this round: to what fits beside the old layers, or, where
     others have those or nothing is answered without the new ones, to what fits alone."""
     _, zone = _zone(me.span, wish)
-    prospect = _Prospect(view, me)
     is_missed = wish.is_urgent and bool(view.unheld)
-    can_swap = is_missed or all(view.firm[i] > 1 for i in range(me.span.start, me.span.stop))
+    kept = _kept(view, me, None if is_missed else own.trusted)
+    prospect = _Prospect(view, me, kept)
+    can_swap = is_missed or all(kept[me.span.start : me.span.stop])
     found: list[_Candidate] = []
     for start in (at for at in view.cuts.starts if at in zone and at < wish.span.stop):
         for stop in reversed([at for at in _stops(view, start) if at <= zone.stop]):
@@ -277,6 +288,15 @@ def _real(view: View, me: Holder, wish: _Candidate, own: Own) -> _Candidate | No
                 found.append(move)
                 break
     return min(found, key=lambda move: (_need(me, move)[:2], -len(move.span), _need(me, move)), default=None)
+
+
+def _kept(view: View, me: Holder, trusted: frozenset[PeerId] | None) -> list[bool]:
+    """For each layer, whether another holder has it loaded and stays, of those who are `trusted`."""
+    kept = [False] * view.n_layers
+    for holder in view.holders:
+        if holder.stays and holder.peer != me.peer and (trusted is None or holder.peer in trusted):
+            kept[holder.span.start : holder.span.stop] = [True] * len(holder.span)
+    return kept
 
 
 # -- in words

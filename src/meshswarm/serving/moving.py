@@ -18,6 +18,7 @@ from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
 from meshswarm.routing.choice import Limits, has_room
 from meshswarm.routing.rebalance import ROUND_S, Move, Own, Stay, propose
+from meshswarm.routing.restraint import Claims, Moves
 from meshswarm.routing.view import View
 from meshswarm.serving.hearsay import SILENCE, Hearsay
 from meshswarm.serving.layers import limits_of, memory_model
@@ -56,7 +57,8 @@ class Mover:
         self._hearsay = hearsay
         self._clock = clock
         self._rng = rng or random.Random()
-        self._moved_s = clock()
+        self._moves = Moves(clock())
+        self._claims = Claims()
         self._not_before_s = float("-inf")
         self._model: MemoryModel | None = None
         self._records: list[CoverageRecord] = []
@@ -100,8 +102,8 @@ class Mover:
 
     async def _move(self, move: Move) -> None:
         self._around.report({"event": "moving", "layers": str(move.span), "message": move.reason})
-        self._moved_s = self._clock()
-        self._not_before_s = self._moved_s + FAILED_S
+        self._moves.moved(self._clock())
+        self._not_before_s = self._moves.last_s + FAILED_S
         is_done = await self._serving.go_over(move.span, beside=move.is_beside)
         if is_done:
             self._not_before_s = float("-inf")
@@ -125,17 +127,20 @@ class Mover:
             leaving=self._hearsay.draining() - {own.peer},
             demand=self._hearsay.demand().get(own.model_id, 0.0),
         )
-        taken = self._serving.taken_bytes
+        now, taken = self._clock(), self._serving.taken_bytes
+        self._claims.see(view, now)
         mine = Own(
             own.peer,
             fits=lambda span: has_room(model, span, limits, taken=taken, beside=False),
             fits_beside=lambda span: has_room(model, span, limits, taken=taken, beside=True),
-            moved_s=self._moved_s,
+            moved_s=self._moves.last_s,
+            n_moves=self._moves.n_lately(now),
+            trusted=self._claims.trusted(now),
             is_pinned=not self._serving.is_mobile,
         )
         if len(view.holders) <= MANY:
-            return propose(view, mine, self._rng, self._clock())
-        return await asyncio.to_thread(propose, view, mine, self._rng, self._clock())
+            return propose(view, mine, self._rng, now)
+        return await asyncio.to_thread(propose, view, mine, self._rng, now)
 
     async def _read(self, n_layers: int, *, fresh: bool) -> None:
         """Ask the table who serves what, where that is due."""
