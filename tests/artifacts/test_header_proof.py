@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.artifacts.header_proof import (
     MAX_PROOF_BYTES,
+    FileProof,
     HeaderProof,
     HeaderReceiver,
     nodes_to_keep,
@@ -23,12 +24,17 @@ from meshswarm.artifacts.merkle import BLOCK_BYTES, MAX_FILE_BYTES, hash_file, m
 from meshswarm.errors import ArtifactError
 
 
-def prove(path: Path, header_length: int, more: tuple[tuple[int, bytes], ...] = ()) -> tuple[HeaderProof, bytes]:
-    length = path.stat().st_size
-    root, kept = hash_file(path, wanted=nodes_to_keep(header_length, length))
-    proof = HeaderProof.make([(length, root), *more], header_length, kept)
-    with path.open("rb") as file:
-        return proof, proof.encode() + file.read(proof.blocks_length)
+def prove(*parts: tuple[Path, int]) -> tuple[HeaderProof, bytes]:
+    """Proof and message for files with headers of these lengths."""
+    files, headers = [], []
+    for path, header_length in parts:
+        length = path.stat().st_size
+        root, kept = hash_file(path, wanted=nodes_to_keep(header_length, length))
+        files.append((length, root))
+        headers.append((header_length, kept))
+    proof = HeaderProof.make(files, headers)
+    blocks = [path.read_bytes()[:length] for (path, _), length in zip(parts, proof.block_lengths, strict=True)]
+    return proof, b"".join([proof.encode(), *blocks])
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +42,18 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[HeaderProof, bytes
     """A file of 11 blocks and a bit, whose header ends inside the third."""
     path = tmp_path_factory.mktemp("proof") / "data.bin"
     path.write_bytes(bytes(i * i % 251 for i in range(11 * BLOCK_BYTES + 100)))
-    return prove(path, 2 * BLOCK_BYTES + 5)
+    return prove((path, 2 * BLOCK_BYTES + 5))
 
 
 def test_the_embedded_models_header_arrives_in_small_pieces(smollm2: Path) -> None:
     header = read_header(smollm2)
-    proof, message = prove(smollm2, header.data_offset)
+    proof, message = prove((smollm2, header.data_offset))
     assert len(message) - proof.blocks_length < 4096, "the proof itself is small"
     receiver = HeaderReceiver(proof.model_id)
     for at in range(0, len(message), 1300):
-        assert receiver.header is None
+        assert receiver.headers is None
         receiver.feed(message[at : at + 1300])
-    assert receiver.header == header.raw
+    assert receiver.headers == (header.raw,)
     assert receiver.received == proof.blocks_length
 
 
@@ -57,10 +63,84 @@ def test_every_shape_of_file_and_header(tmp_path_factory: pytest.TempPathFactory
     header_length, length = sorted((a, b))
     path = tmp_path_factory.mktemp("shape") / "data.bin"
     path.write_bytes(bytes(i % 253 for i in range(length)))
-    proof, message = prove(path, header_length, ((7, b"r" * 32),))
-    parsed, header = verify_message(message, proof.model_id)
-    assert parsed == proof
-    assert header == path.read_bytes()[:header_length]
+    proof, message = prove((path, header_length))
+    assert verify_message(message, proof.model_id) == (proof, (path.read_bytes()[:header_length],))
+
+
+@pytest.fixture(scope="module")
+def proved_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[HeaderProof, bytes]:
+    """Three files: of three blocks and a bit with a header of two, of one block, and of five that are all header."""
+    parts = []
+    for number, (length, header_length) in enumerate([(50_000, 20_000), (16_384, 30), (70_000, 70_000)]):
+        path = tmp_path_factory.mktemp("parts") / f"{number}.bin"
+        path.write_bytes(bytes((i * i + number) % 251 for i in range(length)))
+        parts.append((path, header_length))
+    return prove(*parts)
+
+
+@pytest.mark.parametrize("step", [7, 1300, 1 << 20])
+def test_the_headers_of_all_files_arrive(proved_parts: tuple[HeaderProof, bytes], step: int) -> None:
+    proof, message = proved_parts
+    receiver = HeaderReceiver(proof.model_id)
+    for at in range(0, len(message), step):
+        receiver.feed(message[at : at + step])
+    assert receiver.proof == proof
+    assert receiver.headers is not None
+    assert [len(header) for header in receiver.headers] == [20_000, 30, 70_000]
+    assert receiver.headers[1] == bytes((i * i + 1) % 251 for i in range(30))
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_flipped_bit_passes_in_a_proof_of_several_files(
+    proved_parts: tuple[HeaderProof, bytes], data: st.DataObject
+) -> None:
+    proof, message = proved_parts
+    start = data.draw(st.sampled_from([0, len(message) - proof.blocks_length]), label="in the proof or in the blocks")
+    bit = data.draw(st.integers(start * 8, len(message) * 8 - 1))
+    changed = bytearray(message)
+    changed[bit // 8] ^= 1 << bit % 8
+    try:
+        parsed, headers = verify_message(bytes(changed), proof.model_id)
+    except ArtifactError:
+        return
+    wrong = [at for at in range(3) if parsed.proofs[at].header_length != proof.proofs[at].header_length]
+    assert len(wrong) == 1, "only one file's claimed length, inside its last block, is unproved"
+    assert parsed.files == proof.files and len(headers) == 3
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [
+        lambda fields: fields[2].pop(),
+        lambda fields: fields[2].append(fields[2][0]),
+        lambda fields: fields[2][1].pop(),
+        lambda fields: fields[2].__setitem__(1, None),
+        lambda fields: fields[2].__setitem__(1, fields[2][0]),
+        lambda fields: fields[2].reverse(),
+        lambda fields: fields[1].reverse(),
+        lambda fields: fields.append(1),
+        lambda fields: fields.__setitem__(0, 1),
+        lambda fields: fields.__setitem__(0, 3),
+        lambda fields: fields.__setitem__(2, 5),
+        lambda fields: fields.__setitem__(1, fields[1][:1]),
+    ],
+)
+def test_a_bent_proof_of_several_files_is_refused(proved_parts: tuple[HeaderProof, bytes], bend: Any) -> None:
+    proof, message = proved_parts
+    fields = msgpack.unpackb(message[4 : len(message) - proof.blocks_length])
+    bend(fields)
+    with pytest.raises(ArtifactError, match="is refused"):
+        HeaderProof.parse(bytes(msgpack.packb(fields)), proof.model_id)
+
+
+def test_a_proof_of_version_1_that_names_several_files_is_refused(proved_parts: tuple[HeaderProof, bytes]) -> None:
+    """As peers wrote it before models could be split: it proves the first header alone."""
+    proof = proved_parts[0]
+    first = proof.proofs[0]
+    fields = [1, [list(file) for file in proof.files], first.header_length, b"".join(first.leaves)]
+    with pytest.raises(ArtifactError, match="of a version that is not for a model of 3 files"):
+        HeaderProof.parse(bytes(msgpack.packb([*fields, b"".join(first.siblings)])), proof.model_id)
 
 
 @given(st.data())
@@ -72,7 +152,7 @@ def test_any_flipped_bit_is_refused(proved: tuple[HeaderProof, bytes], data: st.
     changed = bytearray(message)
     changed[bit // 8] ^= 1 << bit % 8
     try:
-        parsed, header = verify_message(bytes(changed), proof.model_id)
+        parsed, (header,) = verify_message(bytes(changed), proof.model_id)
     except ArtifactError:
         return
     assert parsed.header_length != proof.header_length, "only the claimed length, inside its last block, is unproved"
@@ -117,8 +197,8 @@ def body(proof: HeaderProof, **changes: Any) -> bytes:
         "version": 1,
         "files": [list(file) for file in proof.files],
         "header_length": proof.header_length,
-        "leaves": b"".join(proof.leaves),
-        "siblings": b"".join(proof.siblings),
+        "leaves": b"".join(proof.proofs[0].leaves),
+        "siblings": b"".join(proof.proofs[0].siblings),
     }
     return bytes(msgpack.packb(list((fields | changes).values())))
 
@@ -164,7 +244,7 @@ def test_fields_that_cannot_be_are_refused(proved: tuple[HeaderProof, bytes], ch
 
 def test_wrong_hashes_under_the_right_id_do_not_lead_to_the_root(proved: tuple[HeaderProof, bytes]) -> None:
     proof = proved[0]
-    leaves = bytearray(b"".join(proof.leaves))
+    leaves = bytearray(b"".join(proof.proofs[0].leaves))
     leaves[40] ^= 1
     with pytest.raises(ArtifactError, match="does not lead to the file's root"):
         HeaderProof.parse(body(proof, leaves=bytes(leaves)), proof.model_id)
@@ -173,7 +253,7 @@ def test_wrong_hashes_under_the_right_id_do_not_lead_to_the_root(proved: tuple[H
 def test_a_tree_as_deep_as_the_largest_file_is_no_problem() -> None:
     files = ((MAX_FILE_BYTES, b"r" * 32),)
     siblings = len(nodes_to_keep(1, MAX_FILE_BYTES)) - 1
-    proof = HeaderProof(files, 1, (b"l" * 32,), (b"s" * 32,) * siblings)
+    proof = HeaderProof(files, (FileProof(1, (b"l" * 32,), (b"s" * 32,) * siblings),))
     with pytest.raises(ArtifactError, match="does not lead to the file's root"):
         HeaderProof.parse(body(proof), model_id(files))
 

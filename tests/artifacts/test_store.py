@@ -37,7 +37,8 @@ def test_an_imported_model_is_known_by_all_its_names(store: Store, tiny: Path, t
     assert (info.name, info.encoding, info.architecture, info.n_layers) == ("tiny-1m-test", "f32", "llama", 4)
     assert info.model_id == model_id([(tiny.stat().st_size, file_root(tiny))])
     assert info.file_lengths == (tiny.stat().st_size,)
-    assert store.file_root(info.model_id) == file_root(tiny)
+    assert store.files(info.model_id) == ((tiny.stat().st_size, file_root(tiny)),)
+    assert store.paths(info.model_id) == (tiny,)
     refs = [
         "tiny-1m-test",
         "Tiny-1M-Test.F32",
@@ -153,7 +154,7 @@ def test_a_proved_but_hostile_header_is_refused(store: Store, tmp_path: Path, gg
     hostile = recipe.write(tmp_path / "hostile.gguf")
     length, header_length = hostile.stat().st_size, store.header(good.model_id).data_offset
     root, kept = hash_file(hostile, wanted=nodes_to_keep(header_length, length))
-    proof = HeaderProof.make([(length, root)], header_length, kept)
+    proof = HeaderProof.make([(length, root)], [(header_length, kept)])
     message = proof.encode() + hostile.read_bytes()[: proof.blocks_length]
     verify_message(message, proof.model_id)
     with pytest.raises(ArtifactError, match=r"llama\.block_count is 1000000"):

@@ -31,7 +31,8 @@ _N_FIELDS = 11
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model in one line. Raises ValueError for a value out of its limits. Lengths are in bytes."""
+    """A model in one line. Raises ValueError for a value out of its limits. Lengths are in bytes; of a model in more
+    than `MAX_CARD_FILES` files, `file_lengths` are the first one's and that of all others together."""
 
     model_id: bytes
     name: str
@@ -65,7 +66,7 @@ class ModelCard:
             info.architecture,
             info.encoding,
             info.n_layers,
-            info.file_lengths,
+            _told_lengths(info.file_lengths),
             info.header_length,
             info.n_ctx_train,
             info.n_embd,
@@ -146,6 +147,10 @@ def _parse_payload(payload: bytes, author: PeerId) -> ModelCard:
         return ModelCard(model_id, name, architecture, encoding, n_layers, tuple(lengths), *rest)
     except ValueError as error:
         raise RemoteProtocolError(f"a model card is out of its limits: {error}", peer=str(author)) from None
+
+
+def _told_lengths(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return lengths if len(lengths) <= MAX_CARD_FILES else (lengths[0], sum(lengths[1:]))
 
 
 def _require(condition: bool, sentence: str) -> None:

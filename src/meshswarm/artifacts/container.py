@@ -143,13 +143,15 @@ class Entry(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One line of the tensor table. `offset` counts from the file's data section, `dims[0]` runs fastest."""
+    """One line of the tensor table. `offset` counts from the file's data section, `dims[0]` runs fastest; `file` is the
+    part of a split model that it is in."""
 
     name: str
     dims: tuple[int, ...]
     type: TensorType
     offset: int
     n_bytes: int
+    file: int = 0
 
 
 class HeaderCutShortError(ArtifactError):
@@ -158,7 +160,11 @@ class HeaderCutShortError(ArtifactError):
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A checked header. `raw` is everything before the tensor data, padding included: [0, data_offset)."""
+    """A checked header. `raw` is everything before the tensor data, padding included: [0, data_offset).
+
+    Of a model split into files, this is the first one's header with the tensors of all; `parts` are the files' own
+    headers in order, and `file_length` is their length together.
+    """
 
     raw: bytes
     file_length: int
@@ -166,6 +172,16 @@ class GgufHeader:
     metadata: Mapping[str, Entry]
     tensors: Mapping[str, Tensor]
     source: str  # how errors name the file
+    parts: tuple[GgufHeader, ...] = ()
+
+    @property
+    def files(self) -> tuple[GgufHeader, ...]:
+        """The headers of all the model's files."""
+        return self.parts or (self,)
+
+    def position(self, tensor: Tensor) -> int:
+        """The first byte of `tensor` in its file."""
+        return self.files[tensor.file].data_offset + tensor.offset
 
     @property
     def data_offset(self) -> int:
@@ -223,8 +239,9 @@ class GgufHeader:
             yield raw[start:position]
 
 
-def parse_container(data: bytes | memoryview, file_length: int, source: str) -> GgufHeader:
-    """The header at the start of `data`, the first bytes of a file of `file_length` bytes.
+def parse_container(data: bytes | memoryview, file_length: int, source: str, *, min_tensors: int = 1) -> GgufHeader:
+    """The header at the start of `data`, the first bytes of a file of `file_length` bytes. The first part of a split
+    model may have no tensors at all (`min_tensors`).
 
     Raises HeaderCutShortError when `data` ends before the header does, ArtifactError when the file is wrong.
     """
@@ -236,7 +253,7 @@ def parse_container(data: bytes | memoryview, file_length: int, source: str) -> 
         raise reader.fault("the version", "says that the file is big-endian, which is not supported")
     if version != VERSION:
         raise reader.fault("the version", f"is {version}; only GGUF version {VERSION} is supported")
-    n_tensors = reader.count("the tensor count", 1, MAX_TENSORS)
+    n_tensors = reader.count("the tensor count", min_tensors, MAX_TENSORS)
     n_entries = reader.count("the metadata count", 1, MAX_ENTRIES)
     metadata: dict[str, Entry] = {}
     for index in range(n_entries):
@@ -260,8 +277,10 @@ def parse_container(data: bytes | memoryview, file_length: int, source: str) -> 
         tensors[tensor.name] = tensor
         data_bytes += -(-tensor.n_bytes // alignment) * alignment
     data_offset = -(-reader.position // alignment) * alignment
-    last = next(reversed(tensors.values()))
-    needed = data_offset + last.offset + last.n_bytes
+    if not tensors:
+        data_offset = min(data_offset, file_length)
+    last = next(reversed(tensors.values()), None)
+    needed = data_offset if last is None else data_offset + last.offset + last.n_bytes
     if needed > file_length:
         raise reader.fault("the file", f"is cut short: its tensors need {needed} bytes and it has {file_length}")
     raw = bytes(reader.padded(data_offset))

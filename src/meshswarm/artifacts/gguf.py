@@ -7,6 +7,7 @@ which is slower and therefore a call of its own).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshswarm.artifacts.container import (
@@ -20,6 +21,7 @@ from meshswarm.artifacts.container import (
     parse_container,
 )
 from meshswarm.artifacts.hyperparameters import Hyperparameters, check_hyperparameters
+from meshswarm.artifacts.split import join_parts
 from meshswarm.artifacts.tokenizer import check_tokenizer
 from meshswarm.errors import ArtifactError
 
@@ -34,7 +36,9 @@ __all__ = [
     "check_hyperparameters",
     "check_tokenizer",
     "parse_header",
+    "parse_headers",
     "read_header",
+    "read_headers",
 ]
 
 _FIRST_READ_BYTES = 4 << 20
@@ -50,11 +54,50 @@ def parse_header(data: bytes | memoryview, file_length: int, *, source: str = "t
     return header
 
 
+def parse_headers(starts: Sequence[bytes], file_lengths: Sequence[int], *, source: str) -> GgufHeader:
+    """The checked header of a model in several files, each of which starts with one of `starts`; or in one.
+
+    Raises ArtifactError as `parse_header` does, and when the files are not the parts of one model.
+    """
+    if len(starts) == 1:
+        return parse_header(starts[0], file_lengths[0], source=source)
+    parts = [
+        parse_container(start, length, f"part {number} of {source}", min_tensors=0)
+        for number, (start, length) in enumerate(zip(starts, file_lengths, strict=True), start=1)
+    ]
+    return _joined(parts)
+
+
 def read_header(path: Path) -> GgufHeader:
     """The checked header of the file in `path`, reading no more of it than that takes (64 MiB at most).
 
     Raises ArtifactError, naming the field, for anything malformed, out of range or unknown.
     """
+    header = _read_container(path, min_tensors=1)
+    check_hyperparameters(header)
+    return header
+
+
+def read_headers(paths: Sequence[Path]) -> GgufHeader:
+    """The checked header of the model in the files of `paths`, in order.
+
+    Raises ArtifactError as `read_header` does, and when the files are not the parts of one model.
+    """
+    if len(paths) == 1:
+        return read_header(paths[0])
+    return _joined([_read_container(path, min_tensors=0) for path in paths])
+
+
+def _joined(parts: Sequence[GgufHeader]) -> GgufHeader:
+    n_bytes = sum(part.data_offset for part in parts)
+    if n_bytes > MAX_HEADER_BYTES:
+        raise parts[0].fault("the header", f"is longer than {MAX_HEADER_BYTES >> 20} MiB in all parts together")
+    header = join_parts(parts)
+    check_hyperparameters(header)
+    return header
+
+
+def _read_container(path: Path, *, min_tensors: int) -> GgufHeader:
     try:
         with path.open("rb") as file:
             file_length = path.stat().st_size
@@ -62,7 +105,7 @@ def read_header(path: Path) -> GgufHeader:
             while True:
                 data += file.read(max(len(data), _FIRST_READ_BYTES))
                 try:
-                    return parse_header(bytes(data), file_length, source=str(path))
+                    return parse_container(bytes(data), file_length, str(path), min_tensors=min_tensors)
                 except HeaderCutShortError:
                     if len(data) >= min(file_length, MAX_HEADER_BYTES):
                         raise

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from meshswarm.artifacts.container import FLOAT_TYPES, INTEGER_TYPES, GgufHeader, ValueType
+from meshswarm.artifacts.split import COUNT_KEY, says_it_is_a_part
 from meshswarm.span import MAX_LAYERS
 
 MAX_CONTEXT = 1 << 24
@@ -89,7 +90,7 @@ def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
         raise header.fault("general.architecture", "is missing")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,31}", architecture):
         raise header.fault("general.architecture", f"is not an architecture's name: {architecture[:40]!r}")
-    _refuse_split(header)
+    _refuse_lone_part(header)
     numbers = _Numbers(header, architecture)
     n_blocks = numbers.required("block_count", 1, MAX_LAYERS)
     n_ctx_train = numbers.required("context_length", 1, MAX_CONTEXT)
@@ -170,10 +171,13 @@ class _Numbers:
             raise self.header.fault(key, f"is {value}, outside {low} to {high}")
 
 
-def _refuse_split(header: GgufHeader) -> None:
-    n_parts = header.scalar("split.count")
-    if isinstance(n_parts, int) and n_parts > 1:
-        raise header.fault("split.count", f"says this is one of {n_parts} parts of a model; join them into one file")
+def _refuse_lone_part(header: GgufHeader) -> None:
+    if says_it_is_a_part(header) and not header.parts:
+        raise header.fault(
+            COUNT_KEY,
+            f"says this is one of {header.scalar(COUNT_KEY)} parts of a model: they must lie side by side, named "
+            "NAME-00001-of-0000N.gguf",
+        )
 
 
 def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> None:

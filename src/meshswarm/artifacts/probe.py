@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from meshswarm.artifacts.split import part_paths
 from meshswarm.errors import ArtifactError, OutOfMemoryError
 
 _BASE_MEMORY_BYTES = 8 << 30
@@ -45,7 +46,7 @@ def probe(path: Path, *, vocab_only: bool = False, wall_limit_s: float | None = 
     Raises ArtifactError, with the child's last words, when that crashes, fails or takes too long; OutOfMemoryError when
     this machine, or the limit set on this process, had no memory for it.
     """
-    size = path.stat().st_size
+    size = sum(part.stat().st_size for part in part_paths(path))
     memory_bytes = _BASE_MEMORY_BYTES + 3 * size
     limit_s = _BASE_SECONDS + size / _SLOW_LOAD_BYTES_PER_S if wall_limit_s is None else wall_limit_s
     command = [sys.executable, "-P", "-m", "meshswarm.artifacts.probe_child", str(path)]

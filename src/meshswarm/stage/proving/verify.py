@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.probe import probe
+from meshswarm.artifacts.split import part_paths
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import MAX_OUTPUTS, SpanEngine
@@ -244,7 +245,7 @@ class _Bench:
 
     def _part(self, folder: Path, span: Span) -> SpanEngine:
         path = folder / f"{span.start}-{span.stop}.gguf"
-        write_slice(self.material.path, self.material.header, span, path, proofs=self.proofs)
+        write_slice(part_paths(self.material.path), self.material.header, span, path, proofs=self.proofs)
         probe(path)
         return self._engine(path, span)
 

@@ -11,39 +11,52 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
-from meshswarm.artifacts.container import F16, F32, I32, Q5_0, GgufHeader, Tensor, TensorType, tensor_bytes
+from meshswarm.artifacts.container import (
+    F16,
+    F32,
+    I32,
+    Q5_0,
+    GgufHeader,
+    Tensor,
+    TensorType,
+    tensor_bytes,
+)
+from meshswarm.artifacts.files import TEMPORARY_SUFFIX
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.artifacts.ranges import Ranges, merged
 from meshswarm.errors import ArtifactError
 from meshswarm.span import MAX_LAYERS, Span
 from meshswarm.stage.families.cuts import IllegalCutError, check_cut, slice_pads
 from meshswarm.stage.families.proofs import Proofs
+from meshswarm.stage.slices.copying import copy_range
 from meshswarm.stage.slices.metadata import Cut, write_metadata
 
 SLICE_FORMAT = 2
 """Rises when the same span comes out as different bytes: older slices are cut again."""
 MIDDLE_VOCABULARY = 32
 """Rows of the token embedding in a span that neither takes tokens nor gives logits."""
-_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One tensor of a slice. `source` is where its bytes lie in the model file; None means all zeros."""
+    """One tensor of a slice. `source`: the model's file, and where in it the bytes lie; None means all zeros."""
 
     name: str
     dims: tuple[int, ...]
     type: TensorType
     n_bytes: int
-    source: int | None
+    source: tuple[int, int] | None
 
 
 def write_slice(
-    source: Path,
+    source: Path | Sequence[Path],
     header: GgufHeader,
     span: Span,
     target: Path,
@@ -51,7 +64,8 @@ def write_slice(
     proofs: Proofs | None = None,
     pads: tuple[int, ...] | None = None,
 ) -> None:
-    """Write the layers `span` of the model in `source`, whose checked header is `header`, to `target`.
+    """Write the layers `span` of the model in `source`, whose checked header is `header`, to `target`. `source`: its
+    file, or all of them in order; of one that is there in part, the bytes that `slice_ranges` names must be.
 
     `pads`: the model's layers that the all-zero layers behind the real ones are shaped like (None: those that
     `slice_pads` names); they are holes in the file. `target` appears complete or not at all. Raises IllegalCutError for
@@ -59,12 +73,24 @@ def write_slice(
     or writing fails.
     """
     writer, placed = _plan(header, span, proofs, pads)
+    sources = (source,) if isinstance(source, Path) else tuple(source)
     try:
-        _write_file(source, target, writer, placed)
+        _write_file(sources, target, writer, placed)
     except OSError as error:
         raise ArtifactError(
-            f"the layers {span} of {source} cannot be cut into {target}: {error.strerror or error}"
+            f"the layers {span} of {sources[0]} cannot be cut into {target}: {error.strerror or error}"
         ) from error
+
+
+def slice_ranges(header: GgufHeader, span: Span, *, proofs: Proofs | None = None) -> tuple[Ranges, ...]:
+    """The bytes of each of the model's files that `write_slice` would read. Raises IllegalCutError as it does."""
+    _, placed = _plan(header, span, proofs, None)
+    ranges: list[list[range]] = [[] for _ in header.files]
+    for _, piece in placed:
+        if piece.source is not None:
+            file, start = piece.source
+            ranges[file].append(range(start, start + piece.n_bytes))
+    return tuple(map(merged, ranges))
 
 
 def slice_bytes(header: GgufHeader, span: Span, *, proofs: Proofs | None = None) -> int:
@@ -139,7 +165,7 @@ def _zero_layer(header: GgufHeader, layer: int, at: int) -> list[_Piece]:
 
 
 def _copied(header: GgufHeader, tensor: Tensor, name: str) -> _Piece:
-    return _Piece(name, tensor.dims, tensor.type, tensor.n_bytes, header.data_offset + tensor.offset)
+    return _Piece(name, tensor.dims, tensor.type, tensor.n_bytes, (tensor.file, header.position(tensor)))
 
 
 def _embedding(cut: Cut, tensor: Tensor) -> _Piece:
@@ -149,7 +175,7 @@ def _embedding(cut: Cut, tensor: Tensor) -> _Piece:
     if not (cut.is_first or serves_as_output) and cut.n_vocab > MIDDLE_VOCABULARY:
         return _zeros(tensor.name, dims)
     n_bytes = tensor.n_bytes // tensor.dims[1] * cut.n_vocab
-    return _Piece(tensor.name, dims, tensor.type, n_bytes, cut.header.data_offset + tensor.offset)
+    return _Piece(tensor.name, dims, tensor.type, n_bytes, (tensor.file, cut.header.position(tensor)))
 
 
 def _zeros(name: str, dims: tuple[int, ...], like: TensorType = Q5_0) -> _Piece:
@@ -164,18 +190,19 @@ def _zeros(name: str, dims: tuple[int, ...], like: TensorType = Q5_0) -> _Piece:
     return _Piece(name, dims, zero_type, tensor_bytes(dims, zero_type), None)
 
 
-def _write_file(source: Path, target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> None:
+def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> None:
     """Write header and tensors to a temporary file, then give it the name `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     head = writer.finish()
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".new")
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY_SUFFIX)
     try:
-        with os.fdopen(descriptor, "wb", buffering=0) as out, source.open("rb", buffering=0) as model:
+        with ExitStack() as opened:
+            out = opened.enter_context(os.fdopen(descriptor, "wb", buffering=0))
+            models = [opened.enter_context(path.open("rb", buffering=0)) for path in sources]
             out.write(head)
             out.truncate(len(head) + writer.data_bytes)
-            for offset, piece in placed:
-                if piece.source is not None:
-                    _copy_range(model, piece.source, out, len(head) + offset, piece.n_bytes)
+            for copy in _copies(placed, len(head)):
+                copy_range(models[copy.file], copy.start, out, copy.position, copy.n_bytes)
             os.fsync(out.fileno())
         Path(temporary).replace(target)
     except BaseException:
@@ -183,32 +210,30 @@ def _write_file(source: Path, target: Path, writer: HeaderWriter, placed: list[t
         raise
 
 
-def _copy_range(model: IO[bytes], source: int, out: IO[bytes], position: int, n_bytes: int) -> None:
-    """Copy bytes between files, inside the kernel where it can."""
-    model.seek(source)
-    out.seek(position)
-    left = n_bytes
-    while left:
-        copied = _copy_in_kernel(model, out, left) or _copy_through_buffer(model, out, left)
-        if not copied:
-            raise OSError(f"the model file ends {left} bytes too early")
-        left -= copied
+class _Copy(NamedTuple):
+    """`n_bytes` of a model's file from `start` on, which go to `position` in the slice."""
+
+    file: int
+    start: int
+    position: int
+    n_bytes: int
+
+    def is_followed_by(self, file: int, start: int, position: int) -> bool:
+        return (file, start, position) == (self.file, self.start + self.n_bytes, self.position + self.n_bytes)
 
 
-def _copy_in_kernel(model: IO[bytes], out: IO[bytes], n_bytes: int) -> int:
-    """Bytes copied by the kernel from one position to the other, both moved on; 0 where it cannot."""
-    copy_file_range = getattr(os, "copy_file_range", None)  # Linux only
-    if copy_file_range is None:
-        return 0
-    try:
-        return int(copy_file_range(model.fileno(), out.fileno(), n_bytes))
-    except OSError:  # not between these file systems: the copy by hand says so if it is anything else
-        return 0
-
-
-def _copy_through_buffer(model: IO[bytes], out: IO[bytes], n_bytes: int) -> int:
-    piece = model.read(min(n_bytes, _COPY_BYTES))
-    written = out.write(piece)
-    if written < len(piece):
-        model.seek(written - len(piece), os.SEEK_CUR)
-    return written
+def _copies(placed: list[tuple[int, _Piece]], data_offset: int) -> list[_Copy]:
+    """What is copied for all pieces: neighbours that stay neighbours in one go. Padding between tensors is none of a
+    model's numbers: it is zeros in every slice."""
+    copies: list[_Copy] = []
+    for offset, piece in placed:
+        if piece.source is None:
+            continue
+        file, start = piece.source
+        position = data_offset + offset
+        last = copies[-1] if copies else None
+        if last is not None and last.is_followed_by(file, start, position):
+            copies[-1] = last._replace(n_bytes=last.n_bytes + piece.n_bytes)
+        else:
+            copies.append(_Copy(file, start, position, piece.n_bytes))
+    return copies

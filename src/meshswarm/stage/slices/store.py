@@ -16,13 +16,14 @@ from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, w
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text
 from meshswarm.artifacts.probe import engine_build, probe
+from meshswarm.artifacts.ranges import Ranges, covers
 from meshswarm.artifacts.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama import numclass
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.families.cuts import check_cut
 from meshswarm.stage.families.proofs import Proofs
-from meshswarm.stage.slices.slicing import SLICE_FORMAT, write_slice
+from meshswarm.stage.slices.slicing import SLICE_FORMAT, slice_ranges, write_slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,41 @@ class Slices:
         header = self._store.header(model_id)
         proofs = self.proofs(model_id, options)
         family = check_cut(header, span, proofs)
-        source = self._store.path(model_id)
         if family is not None:
-            return self._cut(model_id, span, source, proofs)
-        root = self._store.file_root(model_id)
+            return self._cut(model_id, span, proofs)
+        source = self._store.path(model_id)
+        files = self._store.files(model_id)
+        root = files[0][1] if len(files) == 1 else model_id
         self._probe_once(source, root)
         return SliceFile(source, root, header.file_length)
 
-    def _cut(self, model_id: bytes, span: Span, source: Path, proofs: Proofs) -> SliceFile:
-        """The slice of `source`, a checked file of the model."""
-        folder = self._folder / model_id_text(model_id)
-        path = folder / f"{span.start}-{span.stop}.gguf"
+    def needs(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> tuple[Ranges, ...]:
+        """The bytes of each of the model's files that `file` would read for `span`, by the header alone: all of them
+        where the span is the whole model. Raises IllegalCutError."""
+        header = self._store.header(model_id)
+        proofs = self.proofs(model_id, options)
+        if check_cut(header, span, proofs) is None:
+            return tuple((range(part.file_length),) for part in header.files)
+        return slice_ranges(header, span, proofs=proofs)
+
+    def has(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> bool:
+        """True when `file` needs nothing that is not here: the slice was cut before, or can be. Blocking where files
+        were touched. Raises IllegalCutError."""
+        if _noted(self._path(model_id, span)) is not None:
+            return True
+        held = self._store.ranges(model_id)
+        return all(covers(have, want) for have, want in zip(held, self.needs(model_id, span, options), strict=True))
+
+    def _cut(self, model_id: bytes, span: Span, proofs: Proofs) -> SliceFile:
+        """The slice that was cut before, or one cut now from as much of the model as is here."""
+        path = self._path(model_id, span)
         with self._lock(path):
             slice_file = _noted(path)
             if slice_file is None:
-                sweep_temporaries(folder)
-                write_slice(source, self._store.header(model_id), span, path, proofs=proofs)
+                header = self._store.header(model_id)
+                source = self._store.readable(model_id, slice_ranges(header, span, proofs=proofs))
+                sweep_temporaries(path.parent)
+                write_slice(source, header, span, path, proofs=proofs)
                 read_header(path)
                 slice_file = SliceFile(path, file_root(path), path.stat().st_size)
                 _note(slice_file)
@@ -90,6 +110,9 @@ class Slices:
         if known is None or known.get("build") != build:
             probe(path)
             write_json(note, {"build": build})
+
+    def _path(self, model_id: bytes, span: Span) -> Path:
+        return self._folder / model_id_text(model_id) / f"{span.start}-{span.stop}.gguf"
 
     def _lock(self, path: Path) -> threading.Lock:
         with self._locks_guard:
