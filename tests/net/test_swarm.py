@@ -221,3 +221,14 @@ def test_after_an_expulsion_a_former_member_recognises_nothing_outside() -> None
 def test_a_key_id_names_a_key_and_is_none_of_its_other_secrets() -> None:
     assert key_id(KEY) != key_id(NEW_KEY) and len(key_id(KEY)) == 16
     assert key_id(KEY) != Swarm("office", KEY).swarm_id
+
+
+def test_pieces_of_models_have_a_secret_of_their_own_that_follows_the_newest_key() -> None:
+    assert Swarm("public").artifact_secret() is None
+    secret = Swarm("office", KEY).artifact_secret()
+    assert secret is not None and len(secret) == 32
+    assert Swarm("another name", KEY).artifact_secret() == secret, "members agree on it"
+    swarm = Swarm.of_keys("office", [NEW_KEY, KEY])
+    assert swarm.artifact_secret() == Swarm("office", NEW_KEY).artifact_secret() != secret
+    swarm.renew([NEWER_KEY, NEW_KEY])
+    assert swarm.artifact_secret() == Swarm("office", NEWER_KEY).artifact_secret(), "who was expelled has not got it"

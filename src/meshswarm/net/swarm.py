@@ -50,6 +50,7 @@ class _Secrets:
         self.lan = _derive(root, "lan")
         self.seal_nonce = _derive(root, "seal-nonce")
         self.cipher = ChaCha20Poly1305(_derive(root, "seal"))
+        self.artifacts = _derive(root, "artifacts")
 
 
 class Swarm:
@@ -175,6 +176,11 @@ class Swarm:
             except (InvalidTag, ValueError):
                 continue
         return None
+
+    def artifact_secret(self) -> bytes | None:
+        """32 bytes that members make the certificates from under which they exchange pieces of models; None in a public
+        swarm, where pieces go in the clear. It is that of the newest key: who was expelled never learns it."""
+        return self._secrets[0].artifacts if self.is_private else None
 
     # -- what is said outside of the swarm
 
