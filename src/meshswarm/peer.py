@@ -200,7 +200,13 @@ class Peer:
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records, news=self.gossip)
         self._load = LoadTeller(
-            self.identity.peer_id, self.gossip, self.dht, self.spans, lambda: self._serving, routes.in_use
+            self.identity.peer_id,
+            self.gossip,
+            self.dht,
+            self.spans,
+            lambda: self._serving,
+            routes.in_use,
+            report=self._report,
         )
         self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
         speeds = OwnSpeeds(home.speeds)
@@ -365,8 +371,9 @@ class Peer:
 
     async def _served(self) -> dict[str, Any]:
         if self._serving is None:
-            return {"model": None, "layers": None, "wire": await self._wire.facts(None)}
-        return {**self._serving.facts(), "wire": await self._wire.facts(self._serving.model)}
+            return {"model": None, "layers": None, **self._load.facts(), "wire": await self._wire.facts(None)}
+        wire = await self._wire.facts(self._serving.model)
+        return {**self._serving.facts(), **self._load.facts(), "wire": wire}
 
     async def _status(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ PEER: dict[str, Any] = {"peer_id": "abc", "addresses": ["10.0.0.1:4000"], "rtt_m
         ("gone", None, "gone"),
         ("alive", {"role": "server", "sessions": 2, "queue_ms": 3.0, "free_kv_tokens": 0}, "2 sessions, full"),
         ("draining", {"role": "server", "sessions": 1, "queue_ms": 0.0, "free_kv_tokens": 9}, "draining, server"),
+        ("alive", {"role": "client", "sessions": 0, "queue_ms": 0.0, "free_kv_tokens": 0}, "alive, client"),
         ("alive", {"role": "standby", "sessions": 0, "queue_ms": 0.0, "free_kv_tokens": 0}, "idle"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshswarm.commands.control import RunningPeer
+from meshswarm.commands.show import show_status
 from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
 from meshswarm.config import Address, Home, HomeLock
 from meshswarm.errors import ConfigError
@@ -21,11 +22,15 @@ def where(folder: Path, *join: object) -> Where:
     return Where(Home(folder), f"test-{secrets.token_hex(4)}", join=join)  # type: ignore[arg-type]
 
 
-async def test_it_answers_within_the_block_and_lets_the_folder_go_after_it(tmp_path: Path) -> None:
+async def test_it_answers_within_the_block_and_lets_the_folder_go_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = where(tmp_path)
     async with throwaway_peer(place) as peer:
         status = await asyncio.to_thread(endpoint_of(peer).get, "/meshswarm/status")
         assert status["swarm"] == place.swarm and status["model"] is None
+        show_status(status)
+        assert "client: it asks, and serves nothing" in capsys.readouterr().out
         with pytest.raises(ConfigError):
             HomeLock(place.home)
     HomeLock(place.home).release()

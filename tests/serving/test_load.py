@@ -11,7 +11,7 @@ import pytest
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
-from meshswarm.serving.load import load_report
+from meshswarm.serving.load import LoadTeller, load_report
 from meshswarm.serving.reading import MANY_READ_S, READ_S, Holders, read_after_s
 from meshswarm.span import Span
 
@@ -31,10 +31,35 @@ def test_a_server_says_its_layers_its_room_and_its_queue() -> None:
 
 
 def test_a_spare_and_one_without_layers_say_so() -> None:
-    assert load_report(ME, replace(RECORD, roles=("standby", "mobile")), 30, 0, draining=False).role == "standby"
-    for nothing in (None, replace(RECORD, loaded=False)):
+    spare = replace(RECORD, roles=("standby", "mobile"))
+    assert load_report(ME, spare, 30, 0, draining=False).role == "standby"
+    for nothing, role in ((None, "client"), (replace(RECORD, loaded=False), "server")):
         report = load_report(ME, nothing, 0, 1, draining=True)
-        assert report.span is None and report.role == "standby" and report.draining and report.sessions == 1
+        assert report.span is None and report.role == role and report.draining and report.sessions == 1
+    for record, role in ((None, "seeder"), (spare, "seeder"), (RECORD, "server")):
+        assert load_report(ME, record, 30, 0, draining=False, seeds=True).role == role
+
+
+def test_who_begins_or_ends_to_seed_is_told_once() -> None:
+    """What its layers make of it is told by them."""
+    said: list[str] = []
+    record, seeds = [None], [False]
+    serving: Any = SimpleNamespace(
+        record=lambda: record[0], public_record=lambda: record[0], model=SimpleNamespace(n_layers=30)
+    )
+    gossip: Any = SimpleNamespace(publish=lambda report: None)
+    spans: Any = SimpleNamespace(sessions=(), n_parked=0, draining=False)
+    teller = LoadTeller(
+        ME, gossip, None, spans, lambda: serving if record[0] else None, frozenset,  # type: ignore[arg-type]
+        lambda: seeds[0], lambda event: said.append(event["role"]),
+    )  # fmt: skip
+    states = [(None, False), (None, True), (None, True), (None, False), (RECORD, False), (RECORD, True)]
+    states += [(replace(RECORD, roles=("standby",)), True), (RECORD, True), (RECORD, False)]
+    for record[0], seeds[0] in states:  # type: ignore[assignment]
+        teller.tell()
+    assert said == ["seeder", "client", "seeder", "server"]
+    record[0], seeds[0] = None, False
+    assert teller.facts() == {"role": "client", "role_reason": "it asks, and serves nothing"}
 
 
 @pytest.mark.parametrize(("n_known", "n_read"), [(5, 4), (9, 2), (64, 1)])

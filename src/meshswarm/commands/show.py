@@ -32,6 +32,7 @@ def show_status(status: dict[str, Any]) -> None:
         ("swarm", status["swarm"]),
         ("endpoint", status["api"]),
         ("layers", serving),
+        ("role", _role_words(status)),
         *_computing(status),
         ("sessions", f"{status['sessions']} now, {status['sessions_total']} so far, {status['rows_total']} rows"),
         ("connections", str(status["connections"])),
@@ -50,15 +51,15 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("computed by", f"{status['back_end']}, {threads} thread{'' if threads == 1 else 's'}")]
     rows.append(("memory", _memory_words(status["memory"])))
     rows.append(("wire", _granted_words(status["wire"])))
-    rows.append(("role", _role_words(status)))
     owner = status["owner"]
     return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
 
 
 def _role_words(status: dict[str, Any]) -> str:
-    """What it is there for; only the roles that are ready are ever said: server and standby."""
-    going = f", going over to the layers {status['next_layers']}" if status["next_layers"] else ""
-    stays = "" if status["moves"] else ", of these layers only"
+    """What it is there for; only the roles that are ready are ever said: client, seeder, server and standby."""
+    has_layers = status["model"] is not None
+    going = f", going over to the layers {status['next_layers']}" if has_layers and status["next_layers"] else ""
+    stays = "" if not has_layers or status["moves"] else ", of these layers only"
     return f"{status['role']}{stays}{going}{f': {reason}' if (reason := status['role_reason']) else ''}"
 
 

@@ -15,22 +15,39 @@ from meshswarm.errors import MeshswarmError
 from meshswarm.identity import PeerId
 from meshswarm.routing.gossip.node import GossipNode
 from meshswarm.routing.gossip.report import MAX_QUEUE_S, LoadReport
+from meshswarm.routing.view import STANDBY
+from meshswarm.serving.layers import SERVER
 from meshswarm.serving.serving import Serving
+from meshswarm.serving.settings import Report
 from meshswarm.stage.sessions.server import SpanServer
 
+CLIENT = "client"
+"""The role of a peer without layers that seeds nothing either: it asks."""
+SEEDER = "seeder"
+"""The role of a peer whose files others fetch, and whose layers, if it has any, others can serve without it."""
 LOOK_S = 0.5  # how often this peer's own load is looked at
 FIRST_MEETING_S = 1.0
 MEETING_S = 20.0  # how often gossip is told of others
-OWN_ROLES = frozenset({"standby", "server", "seeder", "relay", "verifier"})
+
+
+def role_of(record: CoverageRecord | None, *, seeds: bool) -> str:
+    """What a peer is there for: `record` is of the layers it serves or is about to, None where it has none; `seeds`:
+    others fetch files of models from it. A standby that seeds is a seeder: that is what it does meanwhile."""
+    if record is None:
+        return SEEDER if seeds else CLIENT
+    if STANDBY in record.roles:
+        return SEEDER if seeds else STANDBY
+    return SERVER
 
 
 def load_report(
-    peer: PeerId, record: CoverageRecord | None, n_layers: int, n_at_work: int, *, draining: bool
+    peer: PeerId, record: CoverageRecord | None, n_layers: int, n_at_work: int, *, draining: bool, seeds: bool = False
 ) -> LoadReport:
     """What a peer says of itself; `record`: of the layers it serves, as the public may know them, None when it serves
     none. A step waits about half a turn of those that are at work already."""
+    role = role_of(record, seeds=seeds)
     if record is None or not record.loaded:
-        return LoadReport(peer, sessions=n_at_work, draining=draining)
+        return LoadReport(peer, sessions=n_at_work, draining=draining, role=role)
     turn_s = record.us_per_layer * len(record.span) / 1e6
     return LoadReport(
         peer,
@@ -41,12 +58,13 @@ def load_report(
         sessions=n_at_work,
         free_kv_tokens=record.free_kv_tokens,
         draining=draining,
-        role=next((role for role in record.roles if role in OWN_ROLES), "server"),
+        role=role,
     )
 
 
 class LoadTeller:
-    """`serving()`: what is served here, or None. `in_use()`: peers that this head's sessions go through."""
+    """`serving()`: what is served here, or None. `in_use()`: peers that this head's sessions go through. `seeds()`:
+    whether files are seeded from here."""
 
     def __init__(
         self,
@@ -56,6 +74,8 @@ class LoadTeller:
         spans: SpanServer,
         serving: Callable[[], Serving | None],
         in_use: Callable[[], frozenset[PeerId]],
+        seeds: Callable[[], bool] = lambda: False,
+        report: Report = lambda event: None,
     ) -> None:
         self._peer = peer
         self._gossip = gossip
@@ -63,6 +83,15 @@ class LoadTeller:
         self._spans = spans
         self._serving = serving
         self._in_use = in_use
+        self._seeds = seeds
+        self._report = report
+        self._role = CLIENT
+
+    @property
+    def role(self) -> str:
+        """What this peer is there for now."""
+        serving = self._serving()
+        return role_of(None if serving is None else serving.record(), seeds=self._seeds())
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -70,13 +99,31 @@ class LoadTeller:
             group.create_task(self._tell_on())
             group.create_task(self._meet_on())
 
+    def facts(self) -> dict[str, str]:
+        """For the status: the role, and why, as far as the layers here do not say it."""
+        reasons = {CLIENT: "it asks, and serves nothing", SEEDER: "others fetch model files from it"}
+        return {"role": self.role, **({"role_reason": reasons[self.role]} if self.role in reasons else {})}
+
+    def _say_role(self) -> None:
+        """To whoever sits here, once: the layers' own changes of role are said where they are decided."""
+        before, self._role = self._role, self.role
+        if self._role == before or SEEDER not in (self._role, before):
+            return
+        if self._role == SEEDER:
+            message = "Others can fetch model files from here: this peer is a seeder now."
+        else:
+            message = f"Nobody fetches model files from here any more: this peer is a {self._role} again."
+        self._report({"event": "role", "role": self._role, "message": message})
+
     def tell(self) -> None:
         """Says what is true now."""
+        self._say_role()
         serving = self._serving()
         record = None if serving is None else serving.public_record()
         n_layers = 0 if serving is None else serving.model.n_layers
         n_at_work = len(self._spans.sessions) - self._spans.n_parked
-        self._gossip.publish(load_report(self._peer, record, n_layers, n_at_work, draining=self._spans.draining))
+        leaves, seeds = self._spans.draining, self._seeds()
+        self._gossip.publish(load_report(self._peer, record, n_layers, n_at_work, draining=leaves, seeds=seeds))
 
     async def _tell_on(self) -> None:
         while True:

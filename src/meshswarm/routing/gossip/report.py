@@ -36,6 +36,7 @@ class Role(IntEnum):
     SEEDER = 2
     RELAY = 3
     VERIFIER = 4
+    CLIENT = 5
 
 
 ROLE_NAMES: Mapping[str, Role] = {role.name.lower(): role for role in Role}
@@ -61,7 +62,7 @@ class LoadReport:
     draining: bool = False
     us_per_layer: int = 0
     demand: tuple[tuple[bytes, float], ...] = ()
-    role: str = "standby"
+    role: str = "client"
     n_layers: int = 0
 
     def __post_init__(self) -> None:
