@@ -250,6 +250,23 @@ async def test_who_stops_serving_still_holds_and_the_card_stays_as_long_as_one_o
     assert await seen() == (0, 0, 0)
 
 
+async def test_a_strangers_card_says_nothing_of_a_models_layers_to_the_store_and_the_models_own_header_does(
+    loopback: Loopback,
+) -> None:
+    liar, keeper, reader = await loopback.chain(3)
+    card = ModelCard(MODEL, "tiny", "llama", "q4_1", 4, (98_000_000,), 2_000_000, 8192, 576, 49152)
+    await liar.dht.publish_card(card.sign(liar.identity))
+    await keeper.serve("0:30")
+    assert len(await reader.sees(fresh=True)) == 1, "the lie hides nobody"
+    for peer in (keeper, reader):
+        peer.dht.learn_layers(MODEL, N_LAYERS)
+    liar.dht._core.store._n_layers.clear()
+    await liar.serve("26:40")
+    for peer in (keeper, reader):
+        found = await peer.dht.coverage(MODEL, 64, fresh=True)
+        assert [record.peer for record in found] == [keeper.endpoint.peer_id]
+
+
 async def test_a_peer_that_dies_costs_one_time_out_and_is_then_left_alone(loopback: Loopback) -> None:
     one, two, three = await loopback.chain(3)
     await two.serve("0:30")

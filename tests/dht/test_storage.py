@@ -261,3 +261,19 @@ def test_neither_an_author_nor_a_network_fills_the_store(
     assert len(store) == 0
     flood(1, b"one", now + 61.0)
     assert len(store) == MAX_PER_AUTHOR
+
+
+def test_layers_that_a_model_is_known_not_to_have_are_neither_kept_nor_taken(
+    store: RecordStore, topics: Topics, make_record: MakeRecord, now: float
+) -> None:
+    good, lie = make_record(1, span="0:30"), make_record(2, span="28:40")
+    for record in (good, lie):
+        assert StoreStatus.STORED in store.put(record, topics.of_record(record), now)
+    store.learn_layers(MODEL, 30)
+    assert {record.author for record in store.all(now)} == {good.author}
+    assert set(store.put(make_record(3, span="0:31"), topics.span(MODEL, 0, 31), now)) == {StoreStatus.INVALID}
+    assert store.check(lie, now) is StoreStatus.INVALID
+    other = make_record(3, span="0:31", subject=b"s" * 32)
+    assert store.check(other, now) is StoreStatus.STORED, "nothing is known of other models"
+    gone = make_record(1, span="0:30", seq=2, body=b"")
+    assert set(store.put(gone, topics.of_record(gone), now)) == {StoreStatus.STORED}

@@ -233,10 +233,8 @@ class Core:
         wanted, opened = frozenset(keys), data
         if self.topics.is_private:
             unsealed = ((key, self.topics.unseal(key, data)) for key in wanted)
-            where, opened = next(
-                ((frozenset({key}), each) for key, each in unsealed if each is not None), (wanted, b"")
-            )
-            wanted = where
+            found = ((frozenset({key}), each) for key, each in unsealed if each is not None)
+            wanted, opened = next(found, (wanted, b""))
         try:
             record = SignedRecord.decode(opened)
         except RemoteProtocolError:

@@ -168,7 +168,13 @@ class Dht:
         """Says that this peer holds a model. Repeated until `withdraw`."""
         if card.author != self._core.own:
             raise ValueError("a peer publishes its own cards only")
+        self.learn_layers(card.card.model_id, card.card.n_layers)
         await self._announcer.say(RecordKind.CARD, card.card.model_id, card.wire)
+
+    def learn_layers(self, model_id: bytes, n_layers: int) -> None:
+        """This peer has seen the model's own header: records of layers beyond are neither kept nor read from now on.
+        A stranger's card is no reason to call this."""
+        self._core.store.learn_layers(model_id, n_layers)
 
     async def say_holding(self, record: HolderRecord) -> None:
         """Says which files of a model others may fetch here, in place of what was said of that model's before.

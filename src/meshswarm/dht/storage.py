@@ -8,7 +8,7 @@ take the place of the newest record of the most repeated subject. What peers of 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ MAX_KEYS = 8192
 MAX_RECORDS = 32768  # at most about 32 MiB
 MAX_PER_AUTHOR = 512  # under all keys: 4 models of 512 layers
 MAX_PER_NETWORK = MAX_RECORDS // 16
+MAX_MODELS_KNOWN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,21 @@ class RecordStore:
         self._count = 0
         self._of_author: Counter[PeerId] = Counter()
         self._of_network: Counter[bytes | None] = Counter()
+        self._n_layers: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
         return self._count
+
+    def learn_layers(self, model_id: bytes, n_layers: int) -> None:
+        """A model is known to have so many layers, from its own header: who says that he serves others lies."""
+        if self._n_layers.get(model_id) == n_layers:
+            return
+        self._n_layers[model_id] = n_layers
+        if len(self._n_layers) > MAX_MODELS_KNOWN:
+            self._n_layers.popitem(last=False)
+        for key, records in list(self._under.items()):
+            for identity in [identity for identity, kept in records.items() if not self._can_be(kept.record)]:
+                self._remove(key, identity)
 
     def get(self, key: bytes, now: float) -> list[SignedRecord]:
         """Everything alive under `key`, tombstones included: they end older copies elsewhere."""
@@ -62,8 +75,9 @@ class RecordStore:
         return [record for key in self._under for record in self.get(key, now)]
 
     def check(self, record: SignedRecord, now: float) -> StoreStatus:
-        """`STORED` when the record is well signed, of this swarm and alive, wherever it may belong."""
-        if record.scope != self._topics.scope or not self._topics.admits(record.author):
+        """`STORED` when the record is well signed, of this swarm, alive, and not known to be a lie, wherever it may
+        belong."""
+        if record.scope != self._topics.scope or not self._topics.admits(record.author) or not self._can_be(record):
             return StoreStatus.INVALID
         if record.is_expired(now):
             return StoreStatus.EXPIRED
@@ -96,6 +110,10 @@ class RecordStore:
         """Forgets what has ended."""
         for key in list(self._under):
             self._sweep(key, now)
+
+    def _can_be(self, record: SignedRecord) -> bool:
+        """False for layers that the model, as far as it is known here, has not."""
+        return record.stop <= self._n_layers.get(record.subject, record.stop)
 
     def _put_under(self, key: bytes, record: SignedRecord, now: float, network: bytes | None) -> StoreStatus:
         records = self._under.get(key, {})
