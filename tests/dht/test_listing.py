@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.dht.keys import Topics
-from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
+from meshswarm.dht.listing import PeerEntry, count_cards, read_coverage, read_signed_cards
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.dht.signed import RecordKind, SignedRecord
 from meshswarm.identity import Identity
@@ -45,19 +45,19 @@ def test_holders_are_counted_and_the_most_held_comes_first(identity: Identities,
     other = replace(CARD, model_id=b"o" * 32, name="other")
     records = [publish(identity, topics, CARD, holder) for holder in (1, 2, 3)]
     records += [publish(identity, topics, other, 4)]
-    assert read_cards(records) == [(CARD, 3), (other, 1)]
+    assert count_cards(read_signed_cards(records)) == [(CARD, 3), (other, 1)]
 
 
 def test_two_ids_under_one_name_are_both_listed(identity: Identities, topics: Topics) -> None:
     twin = replace(CARD, model_id=b"t" * 32)
     records = [publish(identity, topics, CARD, 1), publish(identity, topics, twin, 2)]
-    assert [card.model_id for card, _ in read_cards(records)] == [CARD.model_id, twin.model_id]
+    assert [card.model_id for card, _ in count_cards(read_signed_cards(records))] == [CARD.model_id, twin.model_id]
 
 
 def test_where_holders_differ_most_of_them_are_believed(identity: Identities, topics: Topics) -> None:
     lie = replace(CARD, name="better-name", n_layers=3)
     records = [publish(identity, topics, lie, 1)] + [publish(identity, topics, CARD, n) for n in (2, 3)]
-    assert read_cards(records) == [(CARD, 3)]
+    assert count_cards(read_signed_cards(records)) == [(CARD, 3)]
 
 
 def test_a_card_counts_only_for_the_holder_who_signed_it_and_for_its_own_id(
@@ -76,7 +76,7 @@ def test_a_card_counts_only_for_the_holder_who_signed_it_and_for_its_own_id(
     garbage = SignedRecord.sign(
         identity(1), RecordKind.CARD, scope=topics.scope, subject=b"m" * 32, seq=1, expires_ms=1, body=b"garbage"
     )
-    assert read_cards([borrowed, misfiled, garbage]) == []
+    assert read_signed_cards([borrowed, misfiled, garbage]) == []
 
 
 def test_coverage_out_of_its_limits_is_left_out(make_record: Callable[..., SignedRecord]) -> None:

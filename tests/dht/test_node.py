@@ -267,6 +267,51 @@ async def test_a_strangers_card_says_nothing_of_a_models_layers_to_the_store_and
         assert [record.peer for record in found] == [keeper.endpoint.peer_id]
 
 
+async def test_who_only_looks_makes_nobody_be_asked(loopback: Loopback) -> None:
+    """What was asked for before and what others have sent here is seen; nothing is looked up, then or behind it."""
+    one, _, three = await loopback.chain(3)
+    card = ModelCard(MODEL, "tiny", "llama", "q4_1", N_LAYERS, (98_000_000,), 2_000_000, 8192, 576, 49152)
+    asked = 0
+    ask = three.dht._questions._ask
+
+    async def counted(*args: object, **more: object) -> object:
+        nonlocal asked
+        asked += 1
+        return await ask(*args, **more)  # type: ignore[arg-type]
+
+    three.dht._questions._ask = counted  # type: ignore[method-assign, assignment]
+    await one.serve("0:30")
+    await one.dht.publish_card(card.sign(one.identity))
+    three.dht._core.store._under.clear()
+    three.dht._core.store._count = 0
+    assert await three.dht.coverage(MODEL, N_LAYERS, ask=False) == [] == await three.dht.cards(ask=False)
+    assert asked == 0
+    assert len(await three.dht.coverage(MODEL, N_LAYERS)) == 1 == len(await three.dht.cards())
+    n_asked = asked
+    assert n_asked > 0
+    for _ in range(3):
+        loopback.clock.now += 200.0
+        assert [record.peer for record in await three.dht.coverage(MODEL, N_LAYERS, ask=False)] == [
+            one.endpoint.peer_id
+        ]
+        assert [each.author for each in await three.dht.cards(ask=False)] == [one.endpoint.peer_id]
+        await asyncio.sleep(0.1)
+    assert asked == n_asked
+    loopback.clock.now += LIFETIME_S
+    assert await three.dht.coverage(MODEL, N_LAYERS, ask=False) == []
+
+
+async def test_who_serves_the_first_layers_of_many_models_is_asked_once_for_all(loopback: Loopback) -> None:
+    one, two, three = await loopback.chain(3)
+    await one.serve("0:10")
+    await two.serve("8:30")
+    found = await three.dht.first_holders([MODEL, bytes(32)])
+    assert {model: [record.peer for record in records] for model, records in found.items()} == {
+        MODEL: [one.endpoint.peer_id],
+        bytes(32): [],
+    }
+
+
 async def test_a_peer_that_dies_costs_one_time_out_and_is_then_left_alone(loopback: Loopback) -> None:
     one, two, three = await loopback.chain(3)
     await two.serve("0:30")

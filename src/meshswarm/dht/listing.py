@@ -64,22 +64,30 @@ def read_coverage(records: Iterable[SignedRecord]) -> list[CoverageRecord]:
     return read
 
 
-def read_cards(records: Iterable[SignedRecord]) -> list[tuple[ModelCard, int]]:
+def read_signed_cards(records: Iterable[SignedRecord]) -> list[SignedCard]:
+    """The cards among `records` that the holder signed himself, about the model that the record is about."""
+    cards = ((record, _card(record.body)) for record in records if record.kind is RecordKind.CARD)
+    return [
+        card
+        for record, card in cards
+        if card is not None and card.author == record.author and card.card.model_id == record.subject
+    ]
+
+
+def count_cards(signed: Iterable[SignedCard]) -> list[tuple[ModelCard, int]]:
     """One card for each model id with the number of its holders, most holders first.
 
     Where holders describe one model differently, the description of most of them is shown. Two ids under one name are
-    two models.
+    two models. What strangers say, as often as they like: good for a list, not for a choice.
     """
     told: dict[bytes, Counter[ModelCard]] = {}
-    for record in records:
-        card = _card(record.body) if record.kind is RecordKind.CARD else None
-        if card is not None and card.author == record.author and card.card.model_id == record.subject:
-            told.setdefault(record.subject, Counter())[card.card] += 1
+    for each in signed:
+        told.setdefault(each.card.model_id, Counter())[each.card] += 1
     models = [(max(cards, key=lambda card: (cards[card], repr(card))), cards.total()) for cards in told.values()]
     return sorted(models, key=lambda model: (-model[1], model[0].name, model[0].model_id))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def _card(wire: bytes) -> SignedCard | None:
     try:
         return SignedCard.parse(wire)

@@ -12,28 +12,27 @@ import contextlib
 import os
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 
 from meshswarm.artifacts.card import ModelCard, SignedCard
 from meshswarm.config import Address
 from meshswarm.dht import messages
 from meshswarm.dht.announcer import Announcer
+from meshswarm.dht.answers import Answers
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core
 from meshswarm.dht.holders import HolderRecord, read_holders
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.known_peers import MAX_KNOWN_PEERS, KnownPeer, SeenPeer
 from meshswarm.dht.limits import RateLimit
-from meshswarm.dht.listing import PeerEntry, read_cards, read_coverage
+from meshswarm.dht.listing import PeerEntry, count_cards, read_coverage, read_signed_cards
 from meshswarm.dht.messages import Sender, Verdict
 from meshswarm.dht.networks import is_local
 from meshswarm.dht.questions import QUESTION_TIMEOUT_S, Questions
 from meshswarm.dht.reachability import Reachability
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.dht.signed import RecordKind, RecordSet
+from meshswarm.dht.signed import RecordKind, SignedRecord
 from meshswarm.dht.table import Neighbour
 from meshswarm.dht.upkeep import Periods, Upkeep
 from meshswarm.identity import Identity, PeerId
@@ -41,22 +40,9 @@ from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
-FRESH_S = 5.0  # an answer this young is given again without asking
-STALE_S = 60.0  # one this young is given again too, and refreshed behind it
 LEAVE_TIMEOUT_S = 3.0
 DIALS_FOR_OTHERS_PER_S, DIALS_FOR_OTHERS_BURST = 0.5, 4.0  # whoever asks, and wherever to
-_MAX_MEMORIES = 64
 _FIRST_CONNECTIONS = 8  # each of them may show at once where this peer is; later ones are looked at every round
-
-
-@dataclass(slots=True, eq=False)
-class _Memory:
-    """What lookups of some keys have given, and when the last one began."""
-
-    keys: tuple[bytes, ...]
-    records: RecordSet = field(default_factory=RecordSet)
-    asked_at: float = float("-inf")
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Dht:
@@ -97,7 +83,7 @@ class Dht:
             self._rng,
             self._renew_sender,
         )
-        self._memories: OrderedDict[tuple[bytes, ...], _Memory] = OrderedDict()
+        self._answers = Answers(self._core, self._questions, self._upkeep, clock)
         for kind in (messages.PING, messages.FIND, messages.STORE):
             endpoint.handle_request(
                 kind,
@@ -197,35 +183,44 @@ class Dht:
 
     # -- asking
 
-    async def coverage(self, model_id: bytes, n_layers: int, *, fresh: bool = False) -> list[CoverageRecord]:
+    async def coverage(
+        self, model_id: bytes, n_layers: int, *, fresh: bool = False, ask: bool = True
+    ) -> list[CoverageRecord]:
         """Who serves layers of a model: verified, unexpired, the newest of each peer, own ones included.
 
-        Without `fresh` an answer may be some seconds old, except for what other peers have sent here since.
+        Without `fresh` an answer may be some seconds old, except for what other peers have sent here since. Without
+        `ask` it is what is known here already, and nobody is asked.
         """
-        keys = tuple(self._topics.span(model_id, 0, n_layers))
-        records = await self._records(keys, fresh=fresh)
-        read = read_coverage(records.live(self._clock()))
+        records = await self._records(self._topics.span(model_id, 0, n_layers), fresh=fresh, ask=ask)
+        read = read_coverage(records)
         return [record for record in read if record.model_id == model_id and record.span.stop <= n_layers]
+
+    async def first_holders(self, model_ids: Iterable[bytes]) -> dict[bytes, list[CoverageRecord]]:
+        """Who serves the first layers of each of many models: one key of each, looked up together."""
+        wanted = list(model_ids)
+        found: dict[bytes, list[CoverageRecord]] = {model_id: [] for model_id in wanted}
+        for record in read_coverage(await self._records([self._topics.block(each, 0) for each in wanted])):
+            found.get(record.model_id, []).append(record)
+        return found
 
     async def holders(self, model_id: bytes, *, fresh: bool = False) -> list[HolderRecord]:
         """Who says that files of a model can be fetched from him, this peer included; the newest of each peer."""
-        records = await self._records((self._topics.holders(model_id),), fresh=fresh)
-        return read_holders(records.live(self._clock()), model_id)
+        return read_holders(await self._records([self._topics.holders(model_id)], fresh=fresh), model_id)
+
+    async def cards(self, *, fresh: bool = False, ask: bool = True) -> list[SignedCard]:
+        """The card of every holder of every model, with who signed it. Without `ask`: as far as is known here."""
+        return read_signed_cards(await self._records([self._topics.models], fresh=fresh, ask=ask))
 
     async def models(self, *, fresh: bool = False) -> list[tuple[ModelCard, int]]:
         """Every model somebody holds, with the number of holders, most holders first."""
-        records = await self._records((self._topics.models,), fresh=fresh)
-        return read_cards(records.live(self._clock()))
+        return count_cards(await self.cards(fresh=fresh))
 
     async def peers(self) -> list[PeerEntry]:
         """Every other peer known here, by table or by record, with what it serves as far as that is known here."""
         names = {card.model_id: card.name for card, _ in await self.models()}
         now = self._clock()
-        seen = RecordSet(self._core.store.all(now))
-        for memory in self._memories.values():
-            seen.update(memory.records)
         serves: dict[PeerId, list[CoverageRecord]] = {}
-        for record in read_coverage(seen.live(now)):
+        for record in read_coverage(self._answers.everything().live(now)):
             serves.setdefault(record.peer, []).append(record)
         near = {neighbour.contact.peer: neighbour for neighbour in self._core.table.neighbours()}
         known = sorted((near.keys() | serves.keys()) - {self._core.own})
@@ -251,6 +246,10 @@ class Dht:
         """What a person should know about the swarm: clocks that are wrong, keys that two peers use, crowds."""
         return self._core.notices.sentences
 
+    async def _records(self, keys: Iterable[bytes], *, fresh: bool = False, ask: bool = True) -> list[SignedRecord]:
+        records = await self._answers.ask(keys, fresh=fresh) if ask else self._answers.known(keys)
+        return records.live(self._clock())
+
     async def _withdraw(self, subject: bytes | None = None, kind: RecordKind | None = None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
@@ -264,7 +263,7 @@ class Dht:
 
     def _swarm_changed(self) -> None:
         self._core.swarm_changed()
-        self._memories.clear()
+        self._answers.clear()
 
     def _sender(self) -> Sender:
         addresses = (*self._reachability.extra_addresses, *self._endpoint.addresses)
@@ -320,40 +319,6 @@ class Dht:
 
     def _met(self, contact: Contact) -> None:
         self._upkeep.greet(contact)
-
-    async def _records(self, keys: tuple[bytes, ...], *, fresh: bool) -> RecordSet:
-        """What lookups of `keys` gave, together with what is kept or said here."""
-        memory = self._memory(keys)
-        now = self._clock()
-        age_s = now - memory.asked_at
-        if fresh or not 0 <= age_s <= STALE_S or (age_s > FRESH_S and not self._upkeep.is_running):
-            await self._refresh(memory, since=now if fresh else now - FRESH_S)
-        elif age_s > FRESH_S:
-            self._upkeep.do_later(memory, partial(self._refresh, memory, since=now))
-        now = self._clock()
-        records = RecordSet(memory.records)
-        records.update(record for key in keys for record in self._core.store.get(key, now))
-        wanted = frozenset(keys)
-        own = self._core.publications.current(now)
-        records.update(record for record in own if not wanted.isdisjoint(self._topics.of_record(record)))
-        return records
-
-    async def _refresh(self, memory: _Memory, *, since: float) -> None:
-        """Looks up the keys of `memory`, unless somebody else has begun to after `since`."""
-        async with memory.lock:
-            now = self._clock()
-            if since < memory.asked_at <= now:
-                return
-            _, found = await self._questions.look_up(memory.keys, wants_records=True)
-            found.update(record for record in memory.records if not record.is_expired(now))
-            memory.records, memory.asked_at = found, now
-
-    def _memory(self, keys: tuple[bytes, ...]) -> _Memory:
-        memory = self._memories.pop(keys, None) or _Memory(keys)
-        self._memories[keys] = memory
-        if len(self._memories) > _MAX_MEMORIES:
-            self._memories.popitem(last=False)
-        return memory
 
     def _entry(
         self,
