@@ -21,6 +21,7 @@ from meshswarm.api.answer import Answer, Running
 from meshswarm.api.body import parse_object, read_body
 from meshswarm.api.chat import ChatShape, read_chat
 from meshswarm.api.completions import CompletionShape, read_completion
+from meshswarm.api.errand import Errand, errand_handler
 from meshswarm.api.failure import INTERNAL_FAILURE, Failure, encode, failure_of, shown
 from meshswarm.api.guard import Guard, failure_response
 from meshswarm.api.listing import health_object, known_models, model_object
@@ -48,6 +49,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     views: Mapping[str, View] | None = None,
     queries: Mapping[str, Query] | None = None,
+    errands: Mapping[str, Errand] | None = None,
     pace: Pace | None = None,
     running: Running | None = None,
 ) -> FastAPI:
@@ -55,8 +57,8 @@ def create_app(
 
     `api_key` None asks for none. `allowed_hosts` are the names, beside `localhost` and IP addresses, under which
     clients may address this endpoint. `views` are further paths, each with what computes its JSON value: the peer's own
-    commands read them. `queries` are like them, and take the parameters of the URL. `running` counts the answers being
-    written.
+    commands read them. `queries` are like them, and take the parameters of the URL; `errands` take a POST's object and
+    tell how far they are. `running` counts the answers being written.
     """
     app = FastAPI(
         title="meshswarm",
@@ -75,6 +77,8 @@ def create_app(
         app.add_api_route(path, _view_handler(view), methods=["GET"])
     for path, query in (queries or {}).items():
         app.add_api_route(path, _query_handler(query), methods=["GET"])
+    for path, errand in (errands or {}).items():
+        app.add_api_route(path, errand_handler(errand), methods=["POST"])
     return app
 
 

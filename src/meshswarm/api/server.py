@@ -17,6 +17,7 @@ import uvicorn
 
 from meshswarm.api.answer import Running
 from meshswarm.api.app import Query, View, create_app
+from meshswarm.api.errand import Errand
 from meshswarm.config import Address
 from meshswarm.errors import ConfigError
 from meshswarm.head.request import Generator
@@ -73,8 +74,9 @@ class ApiServer:
         allowed_hosts: Collection[str] = (),
         views: Mapping[str, View] | None = None,
         queries: Mapping[str, Query] | None = None,
+        errands: Mapping[str, Errand] | None = None,
     ) -> None:
-        """Answers requests from here on; `allowed_hosts`, `views` and `queries` as `create_app` says. The names by
+        """Answers requests from here on; `allowed_hosts` and the further paths as `create_app` says. The names by
         which other machines know this one are allowed when they can reach it."""
         hosts = {*allowed_hosts, *_own_names(self.address)}
         app = create_app(
@@ -83,6 +85,7 @@ class ApiServer:
             allowed_hosts=hosts,
             views=views,
             queries=queries,
+            errands=errands,
             running=self._running,
         )
         config = uvicorn.Config(
