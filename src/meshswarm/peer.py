@@ -21,6 +21,8 @@ from meshswarm.api.plan import PATH as PLAN_PATH
 from meshswarm.api.plan import plan_query
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.manifest_exchange import offer_manifests
+from meshswarm.artifacts.manifests import Manifests
 from meshswarm.artifacts.store import Store
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Address, Home, HomeLock, WireChoice
 from meshswarm.dht.known_peers import KnownPeer, KnownPeers
@@ -110,6 +112,7 @@ class Peer:
         self._is_first_start = not home.key.exists()
         self.identity = Identity.load_or_create(home.key)
         self.store = Store(home.root)
+        self.manifests = Manifests(home.root)
         self.slices = Slices(self.store, home.root)
         async with contextlib.AsyncExitStack() as parts:
             self.receipts = await asyncio.to_thread(ReceiptStore, home.ledger)
@@ -197,6 +200,7 @@ class Peer:
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
         self.gossip = GossipNode(self.endpoint, self.identity, swarm)
         offer_headers(self.endpoint, self.store)
+        offer_manifests(self.endpoint, self.manifests)
         directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records, news=self.gossip)
         self._load = LoadTeller(
