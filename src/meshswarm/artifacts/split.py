@@ -6,13 +6,16 @@ part, of how many, how many tensors in all) must agree with their order, their n
 
 from __future__ import annotations
 
+import os
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from meshswarm.artifacts.container import GgufHeader, Tensor, ValueType
+from meshswarm.artifacts.files import TEMPORARY_SUFFIX
 from meshswarm.errors import ArtifactError
 
 MAX_PARTS = 512
@@ -59,6 +62,29 @@ def are_named_as_parts(paths: Sequence[Path]) -> bool:
     first = paths[0]
     stem = model_stem(first)
     return all(path == first.with_name(part_name(stem, index, len(paths))) for index, path in enumerate(paths))
+
+
+def link_as_parts(paths: Sequence[Path], folder: Path) -> Path:
+    """The first of links to `paths` in `folder`, named so that llama.cpp finds the others. Raises ArtifactError."""
+    links = [folder / part_name("model", index, len(paths)) for index in range(len(paths))]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for link, path in zip(links, paths, strict=True):
+            if not link.exists() or not link.samefile(path):
+                _link(path, link)
+    except OSError as error:
+        raise ArtifactError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return links[0]
+
+
+def _link(path: Path, link: Path) -> None:
+    """Make `link` lead to `path`, whatever it was before."""
+    new = link.with_name(f".{link.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        new.symlink_to(path)
+    except OSError:  # Windows lets only some accounts make them
+        os.link(path, new)
+    new.replace(link)
 
 
 def says_it_is_a_part(header: GgufHeader) -> bool:

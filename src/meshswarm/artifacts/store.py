@@ -10,14 +10,12 @@ use one folder at once.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.files import TEMPORARY_SUFFIX, FileStamp, read_json, write_json
+from meshswarm.artifacts.files import FileStamp, read_json, write_json
 from meshswarm.artifacts.gguf import GgufHeader, check_tokenizer, read_headers
 from meshswarm.artifacts.hashing import hash_model
 from meshswarm.artifacts.header_proof import HeaderProof
@@ -25,10 +23,10 @@ from meshswarm.artifacts.headers import Headers, read_message
 from meshswarm.artifacts.merkle import Progress, file_root, model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import NAME_PATTERN, matches, model_name
-from meshswarm.artifacts.pieces import Pieces, good_ranges
+from meshswarm.artifacts.pieces import FileCheck, Pieces, check_file, good_ranges
 from meshswarm.artifacts.ranges import Ranges, missing, n_bytes_of
 from meshswarm.artifacts.registry import ModelFile, ModelRecord, Registry
-from meshswarm.artifacts.split import are_named_as_parts, model_stem, part_name, part_paths
+from meshswarm.artifacts.split import are_named_as_parts, link_as_parts, model_stem, part_paths
 from meshswarm.artifacts.tokenizer import MODEL_KEY, NO_VOCABULARY
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.errors import ArtifactError, RequestError, UnknownModelError
@@ -169,7 +167,11 @@ class Store:
         They are hashed again if they were touched. Raises ArtifactError when one is gone or another file.
         """
         paths = self._checked(self._record(model_id)).paths
-        return paths[0] if len(paths) == 1 or are_named_as_parts(paths) else self._linked(model_id, paths)
+        return (
+            paths[0]
+            if len(paths) == 1 or are_named_as_parts(paths)
+            else link_as_parts(paths, self._links / model_id_text(model_id))
+        )
 
     def paths(self, model_id: bytes) -> tuple[Path, ...] | None:
         """The files of a whole model, hashed again if they were touched; None when it is not here whole, or not any
@@ -191,6 +193,38 @@ class Store:
                 if self._registry.get(model_id) is None and self.has_header(model_id):
                     ids.append(model_id)
         return ids
+
+    def known(self) -> list[bytes]:
+        """Ids of the models that are here, whole or in part, and whose headers can be read."""
+        return [*(info.model_id for info in self.models()), *self.parts()]
+
+    def remove(self, model_id: bytes) -> tuple[Path, ...]:
+        """Forget a model and remove all this peer made of it, but its slices. The files that stay, since they were
+        imported in place. Raises ArtifactError."""
+        record = self._registry.get(model_id)
+        self.drop_pieces(model_id)
+        for content in self.contents(model_id):
+            self.pieces.drop_layer(content)
+        self._registry.remove(model_id)
+        self._headers.drop(model_id)
+        return () if record is None else tuple(path for path in record.paths if path.is_file())
+
+    def check(self, model_id: bytes, progress: Progress | None = None) -> tuple[FileCheck, ...]:
+        """Hash all that is here of a model again, piece by piece where its piece layers are here. What is bad of a
+        fetched file does not count as here any more. Blocking. Raises ArtifactError when reading fails."""
+        record = self._registry.get(model_id)
+        checks = []
+        for at, content in enumerate(self.contents(model_id)):
+            path = self.pieces.path(content) if record is None else record.paths[at]
+            held = self.pieces.ranges(content) if record is None else (range(content.length),)
+            checks.append(check_file(path, content, self.pieces.layer(content), held, progress))
+        if record is not None and any(check.bad for check in checks):
+            self._give_up(record)
+        elif record is None:
+            for check, content in zip(checks, self.contents(model_id), strict=True):
+                if check.bad:
+                    self.pieces.note(content, check.good)
+        return tuple(checks)
 
     def piece_file(self, model_id: bytes, file_index: int) -> Path:
         """Where a file of the model is fetched to. Its folder is made. Raises ArtifactError."""
@@ -340,19 +374,6 @@ class Store:
         if (read_json(path) or {}).get("name") != name:
             write_json(path, {"name": name})
 
-    def _linked(self, model_id: bytes, paths: Sequence[Path]) -> Path:
-        """The first of links to `paths`, named as llama.cpp expects a split model's files."""
-        folder = self._links / model_id_text(model_id)
-        links = [folder / part_name("model", index, len(paths)) for index in range(len(paths))]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for link, path in zip(links, paths, strict=True):
-                if not link.exists() or not link.samefile(path):
-                    _link(path, link)
-        except OSError as error:
-            raise ArtifactError(f"{folder} cannot be written: {error.strerror or error}") from error
-        return links[0]
-
     def _info(self, record: ModelRecord) -> ModelInfo:
         return self.describe(record.model_id, record.name)
 
@@ -376,13 +397,3 @@ class Store:
             if proof.model_id != model_id:
                 raise ArtifactError(f"{record.paths[0]} is not model {record.name} any more; import it again") from None
             return self._headers.get(model_id)
-
-
-def _link(path: Path, link: Path) -> None:
-    """Make `link` lead to `path`, whatever it was before."""
-    new = link.with_name(f".{link.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    try:
-        new.symlink_to(path)
-    except OSError:  # Windows lets only some accounts make them
-        os.link(path, new)
-    new.replace(link)

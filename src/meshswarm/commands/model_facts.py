@@ -1,4 +1,4 @@
-"""`meshswarm models show` and `models verify`: what a model is made of, where it may be cut, what it takes; proofs."""
+"""`meshswarm models show` and `models prove`: what a model is made of, where it may be cut, what it takes; proofs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from meshswarm.artifacts.merkle import Progress
 from meshswarm.artifacts.store import Store
+from meshswarm.commands.models import disk_facts
 from meshswarm.config import Home
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.span import Span
@@ -43,7 +44,7 @@ class MemoryQuestion:
 def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress | None) -> dict[str, Any]:
     """Everything about the model behind `ref`, which is fetched if need be, from its header alone."""
     store = Store(home.create().root)
-    info = store.obtain(ref, progress=progress)
+    info = store.find_any(ref) or store.obtain(ref, progress=progress)
     header = store.header(info.model_id)
     proofs = Proofs.here(home.proofs, info.model_id, numclass(question.options))
     load = Load(
@@ -73,13 +74,14 @@ def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress 
         },
         "row_bytes": {str(dtype): row_bytes(dtype, width) for dtype in Dtype},
         "wire": _wire(home, info.model_id),
+        "disk": disk_facts(home, info.model_id),
         "load": {"n_ctx": load.n_ctx, "sessions": load.n_sessions},
         "whole": _memory(model.span(model.whole)),
         "plan": None if plan is None else _plan(plan),
     }
 
 
-def verify_model(
+def prove_model(
     home: Home, ref: str, n_threads: int | None, progress: Progress | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Prove the model behind `ref` on this machine and write down what was found. Raises MeshswarmError."""

@@ -198,7 +198,7 @@ def test_a_model_whose_parts_differ_is_served_whole_on_every_build(tiny: Tiny) -
         cuts = legal_cuts(header, Proofs(build, CutProof("cpu-1", refusal="a logit differs by 1")))
         assert cuts.refusal is not None and cuts.is_whole_apart
         assert cuts.sentence == (
-            "this model is served whole (layers 0:4) on this machine, because `meshswarm models verify` found with "
+            "this model is served whole (layers 0:4) on this machine, because `meshswarm models prove` found with "
             f"llama-cpp-python {build} that a logit differs by 1"
         )
         assert cuts.allow(Span(0, 4)) and not cuts.allow(Span(0, 2))

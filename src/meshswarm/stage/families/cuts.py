@@ -162,7 +162,7 @@ def _refusal(header: GgufHeader, shape: Hyperparameters, proofs: Proofs) -> str 
         builds = ", ".join(sorted(PROVED_BUILDS))
         return (
             f"{whole}, because their cuts are proved with llama-cpp-python {builds} and this is {proofs.build}; "
-            f"`meshswarm models verify` can prove those of this model here"
+            f"`meshswarm models prove` can prove those of this model here"
         )
     return unlisted(header, FAMILIES[shape.architecture], shape.n_layers)
 

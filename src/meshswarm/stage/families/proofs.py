@@ -28,7 +28,7 @@ def installed_build() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CutProof:
-    """What `meshswarm models verify` found about one model on one build.
+    """What `meshswarm models prove` found about one model on one build.
 
     Every span between two of `starts`, or from one to the end, computed the whole model's bits in the numclass
     `numclass`, in sessions of `max_ctx` positions (None: of any length it may have). `refusal`: why it must not be

@@ -1,4 +1,4 @@
-"""Which wire dtypes are proved for a model, as `meshswarm models verify` wrote it down, and which one a head asks for.
+"""Which wire dtypes are proved for a model, as `meshswarm models prove` wrote it down, and which one a head asks for.
 
 The rule this file keeps: F32 is always allowed. Another dtype is, when it passed on this very artifact, on the
 installed build of llama.cpp, and over at least as many hops between spans as the route has. Whatever cannot be read
@@ -144,8 +144,8 @@ class WireProofs:
         """The rest of a sentence about a dtype that `choose` did not grant."""
         proof = self.of(model_id)
         if proof is not None and proof.build == installed_build():
-            return "was tried by `meshswarm models verify`, and did harm"
-        return "is not proved for it on this machine; `meshswarm models verify`, with its file, may prove it"
+            return "was tried by `meshswarm models prove`, and did harm"
+        return "is not proved for it on this machine; `meshswarm models prove`, with its file, may prove it"
 
     def _path(self, model_id: bytes) -> Path:
         return self._folder / f"{model_id_text(model_id)}.json"

