@@ -99,12 +99,27 @@ def intent_of(
     )
 
 
+async def known_model(settings: ServingSettings, around: Surroundings) -> ModelInfo:
+    """The model that was asked for, with its header. Raises MeshswarmError."""
+    if around.library is not None:
+        return await around.library.known(settings.model)
+    return await asyncio.to_thread(
+        around.store.obtain,
+        settings.model,
+        say=lambda sentence: around.report({"event": "model", "message": sentence}),
+    )
+
+
 async def load_slice(
     settings: ServingSettings, around: Surroundings, info: ModelInfo, span: Span, n_ctx: int
 ) -> Served:
-    """An engine with these layers, running. Raises MeshswarmError."""
+    """An engine with these layers, running; what is missing of them is fetched first. Raises MeshswarmError."""
     options = settings.llama_options
+    if around.library is not None:
+        await around.library.have_span(info, span, options)
     slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span, options)
+    if settings.slice_only and around.library is not None and len(span) < info.n_layers:
+        await around.library.only_slices(info)
     header, proofs = around.store.header(info.model_id), around.slices.proofs(info.model_id, options)
     cuts = legal_cuts(header, proofs)
     if proofs.is_refuted and cuts.refusal is not None:

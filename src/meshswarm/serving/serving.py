@@ -25,6 +25,7 @@ from meshswarm.serving.layers import (
     SERVER,
     cut_context,
     intent_of,
+    known_model,
     limits_of,
     load_slice,
     memory_model,
@@ -58,11 +59,7 @@ class Serving:
     @classmethod
     async def load(cls, settings: ServingSettings, around: Surroundings) -> Serving:
         """Raises MeshswarmError when these layers cannot be served here."""
-        info = await asyncio.to_thread(
-            around.store.obtain,
-            settings.model,
-            say=lambda sentence: around.report({"event": "model", "message": sentence}),
-        )
+        info = await known_model(settings, around)
         others = await others_of(settings, around, info)
         devices = await asyncio.to_thread(list_devices)
         model = await asyncio.to_thread(memory_model, settings, around, info)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Home
@@ -17,6 +17,9 @@ from meshswarm.stage.sessions.server import SpanServer
 from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks
 
+if TYPE_CHECKING:
+    from meshswarm.fetching.library import Library
+
 DEFAULT_N_CTX = 4095  # with the cell that the exact profile pads with, a whole number of llama.cpp's 256-cell steps
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -27,7 +30,8 @@ Report = Callable[[Mapping[str, Any]], None]
 class ServingSettings:
     """What a person chose to serve, and how. None means: the default, or whatever fits. `yields`: the machine's owner
     comes first. `is_auto`: the peer chooses the model itself, and `because` says why, as a clause, once it has.
-    `is_mobile`: it may go over to other layers by itself."""
+    `is_mobile`: it may go over to other layers by itself. `slice_only`: of what was fetched no more is kept than the
+    slices that are loaded."""
 
     model: str
     span: Span | None = None
@@ -39,6 +43,7 @@ class ServingSettings:
     yields: bool = False
     is_auto: bool = False
     is_mobile: bool = False
+    slice_only: bool = False
     because: str = ""
 
 
@@ -55,3 +60,5 @@ class Surroundings:
     spans: SpanServer
     tasks: Tasks
     report: Report
+    library: Library | None = None
+    """Gets what is not on the disk; None where only what is there can be served."""
