@@ -41,6 +41,7 @@ from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.engine.memory import EngineMemory, check_room, room
 from meshswarm.stage.engine.paging import ALL_FITS
 from meshswarm.stage.engine.profile import exact_obstacle
+from meshswarm.stage.engine.slowdown import Slowdown
 from meshswarm.stage.engine.thread import Answer, CopyOrder, EngineThread, Order, Released, Shared, Submitted, Weighed
 from meshswarm.stage.engine.threads import ThreadTimes, ThreadWatch, time_counts
 from meshswarm.stage.families.family import Rollback
@@ -138,6 +139,7 @@ class SpanEngine:
             if thread_counts:
                 engine._choose_threads(llama, thread_counts)
             engine.speed = engine.measure(LOAD_BUDGET_S)
+            engine._slowdown = Slowdown(engine.speed, len(span))
             return engine
         except BaseException:
             llama.close()
@@ -183,6 +185,7 @@ class SpanEngine:
         self.thread_times: ThreadTimes | None = None
         self.paging = ALL_FITS
         self.speed: Speed
+        self._slowdown: Slowdown | None = None
         self._cancel = llama.tap.cancel
         self._computer = SpanComputer(llama, self._shape, family, n_slots, n_checkpoints=n_checkpoints)
         self.rollback: Rollback = self._computer.slots.rollback
@@ -331,7 +334,26 @@ class SpanEngine:
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._hand_out, answers)
 
+    def take_slowdown(self) -> float | None:
+        """How many times as long as at load the decode steps since the last call took; None without any."""
+        return None if self._slowdown is None else self._slowdown.take()
+
+    def _notice_pace(self, answers: list[Answer]) -> None:
+        """Of a turn of decode steps through all layers."""
+        n_rows, compute_s = 0, 0.0
+        for answer in answers:
+            order, outcome = answer.order, answer.outcome
+            if not isinstance(order, Submitted) or not isinstance(outcome, JobResult):
+                return
+            if order.job.n_rows != 1 or order.job.stop_layer != self._shape.span.stop:
+                return
+            n_rows += order.job.n_computed
+            compute_s = outcome.compute_s
+        if n_rows and self._slowdown is not None:
+            self._slowdown.observe(n_rows, compute_s)
+
     def _hand_out(self, answers: list[Answer]) -> None:
+        self._notice_pace(answers)
         for answer in answers:
             try:
                 self._settle(answer)
