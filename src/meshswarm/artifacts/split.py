@@ -97,16 +97,16 @@ def join_parts(parts: Sequence[GgufHeader]) -> GgufHeader:
     """The header of the model in these files: the first one's, with the tensors of all. Raises ArtifactError."""
     if len(parts) == 1:
         return parts[0]
-    n_tensors = sum(len(part.tensors) for part in parts)
     tensors: dict[str, Tensor] = {}
     for index, part in enumerate(parts):
         _check_number(part, NUMBER_KEY, index)
         _check_number(part, COUNT_KEY, len(parts))
-        _check_number(part, TENSORS_KEY, n_tensors)
         for tensor in part.tensors.values():
             if tensor.name in tensors:
                 raise part.fault(f"tensor {tensor.name}", "is in another part already")
             tensors[tensor.name] = tensor._replace(file=index)
+    for part in parts:
+        _check_number(part, TENSORS_KEY, len(tensors))
     if not tensors:
         raise parts[0].fault("the tensor count", "is 0 in all of its parts")
     length = sum(part.file_length for part in parts)

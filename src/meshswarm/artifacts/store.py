@@ -185,7 +185,7 @@ class Store:
             return None
 
     def parts(self) -> list[bytes]:
-        """Ids of the models that are here in part."""
+        """Ids of the models that are here in part, or were once: perhaps with slices alone, or nothing."""
         ids = []
         for note in sorted(self._partial.glob("*.json")):
             with contextlib.suppress(ValueError):
@@ -206,6 +206,7 @@ class Store:
         for content in self.contents(model_id):
             self.pieces.drop_layer(content)
         self._registry.remove(model_id)
+        (self._partial / f"{model_id_text(model_id)}.json").unlink(missing_ok=True)
         self._headers.drop(model_id)
         return () if record is None else tuple(path for path in record.paths if path.is_file())
 
@@ -244,7 +245,7 @@ class Store:
         for content, held in zip(contents, ranges, strict=True):
             if self.pieces.path(content).is_file():
                 self.pieces.note(content, held)
-        self._note_partial(model_id, name)
+        self._note_name(model_id, name)
         record = self._registry.get(model_id)
         if (record is None or not record.is_untouched) and all(map(self._is_whole, contents)):
             paths = map(self.pieces.path, contents)
@@ -287,14 +288,14 @@ class Store:
         self.pieces.save_layer(self.contents(model_id)[file_index], layer)
 
     def drop_pieces(self, model_id: bytes) -> int:
-        """Remove what was fetched of a model, and forget that it is here if its files were those. Bytes freed.
+        """Remove what was fetched of a model, which counts as here in part after that, with no part. Bytes freed.
 
-        Slices, its header and files that were imported in place stay. Raises ArtifactError.
+        Slices, its name, its header and files that were imported in place stay. Raises ArtifactError.
         """
         record = self._registry.get(model_id)
         if record is not None and self._are_ours(record):
+            self._note_name(model_id, record.name)
             self._registry.remove(model_id)
-        (self._partial / f"{model_id_text(model_id)}.json").unlink(missing_ok=True)
         shutil.rmtree(self._links / model_id_text(model_id), ignore_errors=True)
         return sum(map(self.pieces.drop, self.contents(model_id)))
 
@@ -355,7 +356,7 @@ class Store:
         """A fetched model that was damaged is here in part: what is bad of it can be fetched again."""
         if not self._are_ours(record):
             return
-        self._note_partial(record.model_id, record.name)
+        self._note_name(record.model_id, record.name)
         for content in self.contents(record.model_id):
             path = self.pieces.path(content)
             whole = (range(content.length),)
@@ -369,7 +370,7 @@ class Store:
     def _is_whole(self, content: Content) -> bool:
         return self.pieces.ranges(content) == (range(content.length),)
 
-    def _note_partial(self, model_id: bytes, name: str) -> None:
+    def _note_name(self, model_id: bytes, name: str) -> None:
         path = self._partial / f"{model_id_text(model_id)}.json"
         if (read_json(path) or {}).get("name") != name:
             write_json(path, {"name": name})
