@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.routing.gossip.virtual import MODEL, SCOPE, Node, World
+from tests.routing.gossip.virtual import MODEL, SCOPE, START_MS, Node, World
 
 from meshswarm.config import Address
 from meshswarm.identity import Identity, PeerId
@@ -156,12 +156,14 @@ def storm(world: World, per_s: float, seconds: float) -> dict[str, Any]:
         ghost, *watchers = (Identity.from_seed((number + each).to_bytes(32)) for each in range(6))
         number += 6
         appointment = Appointment.sign(ghost, SCOPE, 1, tuple(watcher.peer_id for watcher in watchers))
-        accusation = Accusation.state(watchers[0], appointment)
+        at_s = START_MS // 1000 + int(world.now)
+        accusation = Accusation.state(watchers[0], appointment, at_s)
         for watcher in watchers[1:3]:
-            accusation = accusation.merged(Accusation.state(watcher, appointment))
+            accusation = accusation.merged(Accusation.state(watcher, appointment, at_s))
         word = messages.Word(messages.WordKind.ACCUSATION, accusation.encode())
         first = rng.choice(world.up())
-        first.core.answer(messages.PUSH, ghost.peer_id, messages.encode_push((word,)), world.now)
+        neighbour = rng.choice(list(first.core.neighbours.active))
+        first.core.answer(messages.PUSH, neighbour, messages.encode_push((word,)), world.now)
         ghosts.append((world.now, ghost.peer_id))
     due = [peer for at, peer in ghosts if at <= world.now - 15]
     known = sum(peer in node.core.gone(world.now) for node in world.up() for peer in due)

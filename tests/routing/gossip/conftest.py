@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from tests.routing.gossip.virtual import MODEL, SCOPE, World
+from tests.routing.gossip.virtual import MODEL, SCOPE, START_MS, World
 
 from meshswarm.identity import Identity
 from meshswarm.routing.gossip.report import LoadReport, SignedReport
@@ -51,8 +51,8 @@ def appoint(who: Callable[[int], Identity]) -> Callable[..., Appointment]:
 def accuse(who: Callable[[int], Identity]) -> Callable[..., Accusation]:
     """The peers of these numbers say that the one of `appointment` is silent."""
 
-    def make(appointment: Appointment, by: list[int]) -> Accusation:
-        accusations = [Accusation.state(who(number), appointment) for number in by]
+    def make(appointment: Appointment, by: list[int], at_s: int = START_MS // 1000, number: int = 0) -> Accusation:
+        accusations = [Accusation.state(who(each), appointment, at_s, number) for each in by]
         merged = accusations[0]
         for accusation in accusations[1:]:
             merged = merged.merged(accusation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from meshswarm.identity import PeerId
 from meshswarm.routing.gossip.events import BUDGET_BURST, BUDGET_PER_S, KEPT_S, MESSAGE_BYTES, RESERVE, Events
@@ -25,6 +26,10 @@ def word(number: int, n_bytes: int = 500) -> Word:
     return Word(WordKind.ACCUSATION, number.to_bytes(4) + bytes(n_bytes - 4))
 
 
+def lacking(said: Events, tags: Collection[int], asker: PeerId, now: float) -> list[Word]:
+    return [event.word for event in said.lacking(tags, asker, now)]
+
+
 def test_words_that_come_together_go_out_together() -> None:
     said = events()
     said.send(word(1), [peer(1), peer(2)], 0.0)
@@ -45,11 +50,11 @@ def test_who_asks_gets_what_he_lacks_the_newest_first() -> None:
     for number in (1, 2, 3):
         said.add(peer(100 + number), word(number), float(number))
     known = said.tags(4.0)[2:]  # the oldest
-    assert said.lacking(known, peer(5), 4.0) == [word(3), word(2)]
-    assert said.lacking((), peer(103), 4.0) == [word(2), word(1)], "not what it is itself accused of"
+    assert lacking(said, known, peer(5), 4.0) == [word(3), word(2)]
+    assert lacking(said, (), peer(103), 4.0) == [word(2), word(1)], "not what it is itself accused of"
     said.add(peer(103), word(9), 5.0)
-    assert said.lacking((), peer(5), 5.0) == [word(9), word(2), word(1)], "one word about one peer"
-    assert said.lacking((), peer(5), 3.5 + KEPT_S) == [word(9)]
+    assert lacking(said, (), peer(5), 5.0) == [word(9), word(2), word(1)], "one word about one peer"
+    assert lacking(said, (), peer(5), 3.5 + KEPT_S) == [word(9)]
 
 
 def test_what_goes_out_of_turn_is_bounded() -> None:
@@ -60,7 +65,9 @@ def test_what_goes_out_of_turn_is_bounded() -> None:
             said.send(word(step), [peer(1 + (step + each) % 12) for each in range(6)], now)
         spent += sum(MESSAGE_BYTES + sum(len(each.data) for each in words) for _, words in said.due(now))
     assert spent <= BUDGET_BURST - RESERVE + 60 * BUDGET_PER_S
-    asked = [word(number) for number in range(20)]
+    for number in range(20):
+        said.add(peer(100 + number), word(number), 60.0)
+    asked = said.lacking((), peer(1), 60.0)
     got = 0
     for _ in range(500):
         got += sum(len(each.data) for each in said.paid(asked, MAX_WORDS, 60.0))

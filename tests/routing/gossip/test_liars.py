@@ -12,6 +12,7 @@ import pytest
 from tests.routing.gossip.virtual import (
     MODEL,
     SCOPE,
+    START_MS,
     World,
     accusation,
     gone_times,
@@ -25,7 +26,7 @@ from meshswarm.routing.gossip import messages
 from meshswarm.routing.gossip.messages import SWAP, WATCH, WITNESS, Word, WordKind
 from meshswarm.routing.gossip.neighbours import MAX_INCOMING, MAX_NEIGHBOURS
 from meshswarm.routing.gossip.report import LoadReport, SignedReport
-from meshswarm.routing.gossip.words import Accusation, Appointment, Farewell
+from meshswarm.routing.gossip.words import Accusation, Appointment, Farewell, Statement
 from meshswarm.span import Span
 
 MakeWorld = Callable[..., World]
@@ -39,8 +40,10 @@ def test_a_strangers_accusation_is_worthless_and_ends_his_neighbourship(make_wor
     forged = Appointment.sign(liar.identity, SCOPE, 2**50, (nodes[2].peer,))
     honest = victim.core.words.appointment
     assert honest is not None
-    places = {place: liar.identity.sign("silence", honest.wire) for place in range(len(honest.watchers))}
-    for lie in (Accusation(honest, places), Accusation(replace(forged, peer=victim.peer), {0: bytes(64)})):
+    stated = Accusation.state(liar.identity, replace(honest, watchers=(liar.peer,)), START_MS // 1000)
+    places = dict.fromkeys(range(len(honest.watchers)), stated.statements[0])
+    nothing = Statement(START_MS // 1000, 2**50, bytes(64))
+    for lie in (Accusation(honest, places), Accusation(replace(forged, peer=victim.peer), {0: nothing})):
         for node in nodes[2:]:
             with pytest.raises(WireError):
                 push(world, liar, [node], Word(WordKind.ACCUSATION, lie.encode()))

@@ -75,7 +75,7 @@ fields_of_any_kind = st.recursive(
 def test_any_fields_are_a_message_or_an_error(fields: list[Any]) -> None:
     for decode in DECODERS:
         with contextlib.suppress(WireError):
-            decode(msgpack.packb([1, *fields]))
+            decode(msgpack.packb([messages.MESSAGE_VERSION, *fields]))
 
 
 def test_what_is_too_much_is_refused() -> None:
@@ -94,5 +94,5 @@ def test_what_is_too_much_is_refused() -> None:
 
 
 def test_a_word_of_a_kind_that_is_not_known_here_is_left_out() -> None:
-    said = msgpack.packb([1, [[99, b"new"], [int(WordKind.REPORT), b"old"]]])
+    said = msgpack.packb([messages.MESSAGE_VERSION, [[99, b"new"], [int(WordKind.REPORT), b"old"]]])
     assert messages.decode_push(said) == (Word(WordKind.REPORT, b"old"),)

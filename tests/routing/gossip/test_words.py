@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -46,10 +47,12 @@ def test_only_those_who_were_chosen_can_accuse(
 ) -> None:
     appointment = appoint(1, [2, 3, 4])
     with pytest.raises(ValueError):
-        Accusation.state(who(9), appointment)
-    stranger = who(9).sign("silence", appointment.wire)
-    assert not Accusation(appointment, {0: stranger}).verify()
+        Accusation.state(who(9), appointment, 1)
+    by_himself = Accusation.state(who(9), replace(appointment, watchers=(who(9).peer_id,)), 1)
+    assert not Accusation(appointment, {0: by_himself.statements[0]}).verify()
     honest = accuse(appointment, [2])
+    for changed in (replace(honest.statements[0], at_s=1), replace(honest.statements[0], number=2**50)):
+        assert not Accusation(appointment, {0: changed}).verify(), "a statement with another time or number"
     assert not Accusation(appointment, {1: honest.statements[0]}).verify(), "one voice counted as another's"
     forged = Appointment.sign(who(9), SCOPE, 1, appointment.watchers)
     assert not Accusation(forged, honest.statements).verify(), "a statement moved to another appointment"
@@ -78,8 +81,11 @@ def test_any_bytes_are_a_word_or_an_error(data: bytes) -> None:
             decode(data)
 
 
-@given(st.lists(st.tuples(st.integers(-1, 6) | st.none(), st.binary(max_size=70)), max_size=7))
-def test_any_statements_are_an_accusation_or_an_error(said: list[tuple[int | None, bytes]]) -> None:
+numbers = st.integers(-1, 2**60) | st.none()
+
+
+@given(st.lists(st.tuples(st.integers(-1, 6) | st.none(), numbers, numbers, st.binary(max_size=70)), max_size=7))
+def test_any_statements_are_an_accusation_or_an_error(said: list[tuple[int | None, ...]]) -> None:
     me = Identity.from_seed(bytes(31) + b"\1")
     watchers = tuple(Identity.from_seed(bytes(31) + bytes([n])).peer_id for n in (2, 3))
     appointment = Appointment.sign(me, SCOPE, 1, watchers)

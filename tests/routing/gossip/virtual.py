@@ -273,10 +273,12 @@ def push(world: World, sender: Node, to: Iterable[Node], *words: Word) -> None:
         world._carry(node)
 
 
-def accusation(world: World, about: Node, by: Iterable[Node]) -> Accusation:
+def accusation(world: World, about: Node, by: Iterable[Node], at: float | None = None) -> Accusation:
+    """Of the newest appointment of `about`; `at`: when they state it, on the world's clock."""
     appointment = about.core.words.appointment
     assert appointment is not None
-    states = [Accusation.state(node.identity, appointment) for node in by]
+    at_s = START_MS // 1000 + int(world.now if at is None else at)
+    states = [Accusation.state(node.identity, appointment, at_s) for node in by]
     merged = states[0]
     for each in states[1:]:
         merged = merged.merged(each)

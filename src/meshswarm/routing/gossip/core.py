@@ -16,7 +16,7 @@ from meshswarm.dht.wire import WireError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.routing.gossip import messages
 from meshswarm.routing.gossip.ask import Ask, Asks
-from meshswarm.routing.gossip.events import Events
+from meshswarm.routing.gossip.events import Event, Events
 from meshswarm.routing.gossip.hearing import Hearing
 from meshswarm.routing.gossip.loads import Loads
 from meshswarm.routing.gossip.messages import PROBE, PUSH, SWAP, WATCH, WITNESS, Swap, Swapped, Word, WordKind, tag
@@ -28,6 +28,7 @@ from meshswarm.routing.gossip.standing import Standings
 from meshswarm.routing.gossip.summaries import Summaries
 from meshswarm.routing.gossip.summary import Holding, Summary
 from meshswarm.routing.gossip.surveys import Surveys
+from meshswarm.routing.gossip.swarm_clock import SwarmClock
 from meshswarm.routing.gossip.vigil import Vigil
 from meshswarm.routing.gossip.watch import BEAT_S, OwnWatchers
 
@@ -46,7 +47,8 @@ MAX_KIN = 1024
 
 class Gossip:
     """One peer's gossip. `now` is any clock that only rises, the same in every call; `started_ms`: Unix time at its
-    making. `secret`: 16 bytes that nobody else knows. `admits`: who may be spoken of."""
+    making. `secret`: 16 bytes that nobody else knows. `admits`: who may be spoken of. `known`: whom this peer knows
+    in other ways than by gossip, as by its table; the core adds those it has met itself."""
 
     def __init__(
         self,
@@ -58,10 +60,11 @@ class Gossip:
         started_ms: int,
         secret: bytes,
         admits: Callable[[PeerId], bool] = lambda peer: True,
+        known: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self.own = identity.peer_id
         self.meter = DemandMeter()
-        self.standings = Standings()
+        self.standings = Standings(self.knows)
         self.neighbours = Neighbours(self.own, rng)
         self.loads = Loads()
         self.summaries = Summaries(secret)
@@ -70,10 +73,19 @@ class Gossip:
         self._scope = scope
         self._rng = rng
         self._admits = admits
+        self._known = known
         self._hearing = Hearing(
-            self.own, scope, self.standings, self.loads, self.summaries, self.neighbours, self._admits
+            self.own,
+            scope,
+            self.standings,
+            self.loads,
+            self.summaries,
+            self.neighbours,
+            self._admits,
+            self.knows,
+            SwarmClock(now, started_ms),
         )
-        self._events = Events(self.neighbours)
+        self._events = Events(self.neighbours, self.knows)
         self._asks = Asks(self.neighbours)
         self._surveys = Surveys(rng)
         self.vigil = Vigil(
@@ -110,6 +122,11 @@ class Gossip:
         """Fresh reports of others that are not gone."""
         gone = self.gone(now)
         return {report.peer: report for report in self.loads.fresh(now) if report.peer not in gone}
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether this peer knows of it by more than what neighbours say."""
+        is_met = self.neighbours.has_met(peer) or peer in self.vigil.wards
+        return is_met or self._surveys.holds(peer) or self._known(peer)
 
     def coverage(self, model_id: bytes, now: float) -> Sequence[Summary]:
         return self.summaries.of(model_id, now)
@@ -239,15 +256,15 @@ class Gossip:
         return messages.encode_empty()
 
     def _answer_swap(self, peer: PeerId, swap: Swap, now: float) -> bytes:
-        for word in swap.words:
-            self.vigil.take(word, peer, now)
         keep = {*self.vigil.watchers.chosen, *self.neighbours.routes}
         accepted = not self._has_left and self.neighbours.accept(peer, is_lonely=swap.is_lonely, keep=keep, now=now)
+        for word in swap.words:
+            self.vigil.take(word, peer, now)
         words = self.vigil.charges(peer)
-        urgent: list[Word] = []
+        urgent: list[Event] = []
         if accepted:
             urgent = self._events.lacking(set(swap.events), peer, now)
-            words += urgent[:1]
+            words += [event.word for event in urgent[:1]]
             words += self._own_report(peer, now)
             if swap.reports is not None:
                 lacking = self.loads.lacking(swap.reports, swap.interests, peer, now)
@@ -290,7 +307,7 @@ class Gossip:
             neighbour.told_number, neighbour.told_at = ask.number, now
         for contact in swapped.contacts:
             if self._admits(contact.peer):
-                self.neighbours.met(contact.peer, contact.addresses)
+                self.neighbours.met(contact.peer, contact.addresses, is_hearsay=True)
         for word in swapped.words:
             self.vigil.take(word, ask.peer, now)
 

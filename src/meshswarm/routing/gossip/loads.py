@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from meshswarm.identity import PeerId
@@ -34,7 +34,8 @@ class Known:
 
 
 class Loads:
-    """At most `MAX_REPORTS`; those that nobody here cares about make room first, then the oldest."""
+    """At most `MAX_REPORTS`. Old ones make room first, then those of peers that are not known otherwise, then those
+    of models that nobody here cares about."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[PeerId, Known] = OrderedDict()  # heard of longest ago first
@@ -52,9 +53,11 @@ class Loads:
     def peers(self) -> list[PeerId]:
         return list(self._known)
 
-    def take(self, signed: SignedReport, now: float, keep: Collection[PeerId], interests: Collection[int]) -> bool:
+    def take(
+        self, signed: SignedReport, now: float, keep: Callable[[PeerId], bool], interests: Collection[int]
+    ) -> bool:
         """Keeps a verified report that is newer than the one known; True when it says something new of weight.
-        `keep`: peers whose reports are never the first to make room; `interests`: tags of models likewise."""
+        `keep`: whose reports make room last; `interests`: tags of models whose reports do so among equals."""
         report = signed.report
         before = self._known.pop(report.peer, None)
         news = before is None or is_news(report, before.signed.report)
@@ -63,7 +66,7 @@ class Loads:
         self._known[report.peer] = known
         self._by_tag[known.tag] = report.peer
         if len(self._known) > MAX_REPORTS:
-            self._evict(keep, interests)
+            self._evict(now, keep, interests)
         return news
 
     def drop(self, peer: PeerId) -> None:
@@ -111,9 +114,9 @@ class Loads:
             ]
         return found
 
-    def _evict(self, keep: Collection[PeerId], interests: Collection[int]) -> None:
-        for peer, known in self._known.items():
-            if peer not in keep and known.model_tag not in interests:
-                return self.drop(peer)
-        self.drop(next(iter(self._known)))
-        return None
+    def _evict(self, now: float, keep: Callable[[PeerId], bool], interests: Collection[int]) -> None:
+        def worth(item: tuple[PeerId, Known]) -> tuple[bool, bool, bool]:
+            peer, known = item
+            return now - known.heard_at <= FRESH_S, keep(peer), known.model_tag in interests
+
+        self.drop(min(self._known.items(), key=worth)[0])

@@ -33,7 +33,8 @@ PROBE = "gossip/probe"
 WITNESS = "gossip/witness"
 KINDS = (SWAP, PUSH, WATCH, PROBE, WITNESS)
 
-MESSAGE_VERSION = 1
+MESSAGE_VERSION = 2
+"""2: statements of silence hold their time. Whoever speaks an older version is told so, and is no neighbour."""
 MAX_MESSAGE_BYTES = 4096
 MAX_WORDS = 8
 MAX_EVENT_TAGS = 32
@@ -43,6 +44,10 @@ MAX_CONTACTS = 4
 TAG_BITS = 32
 STEP_MS = 128
 """Numbers are compared in steps of this: they follow their author's clock."""
+
+
+class OutdatedError(WireError):
+    """A message of an older version than is spoken here."""
 
 
 class WordKind(IntEnum):
@@ -200,9 +205,14 @@ def decode_empty(data: bytes) -> None:
 
 
 def _open(data: bytes, what: str, *, at_least: int) -> list[Any]:
-    fields = wire.array(wire.unpack_array(data, MAX_MESSAGE_BYTES, what), what, at_least=at_least)
-    wire.integer(fields[0], f"version of {what}", low=MESSAGE_VERSION, high=MAX_INT)  # fields are only ever appended
-    return fields
+    fields = wire.array(wire.unpack_array(data, MAX_MESSAGE_BYTES, what), what, at_least=1)
+    version = wire.integer(fields[0], f"version of {what}", high=MAX_INT)  # fields are only ever appended
+    if version < MESSAGE_VERSION:
+        raise OutdatedError(
+            f"{what} in version {version} of gossip; version {MESSAGE_VERSION} or newer is spoken here, so the peer "
+            "that sent it needs a newer meshswarm"
+        )
+    return wire.array(fields, what, at_least=at_least)
 
 
 def _pack_words(words: tuple[Word, ...]) -> list[list[object]]:

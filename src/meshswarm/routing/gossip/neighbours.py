@@ -48,6 +48,7 @@ class Neighbour:
 class _Known:
     addresses: tuple[Address, ...]
     not_before: float = float("-inf")
+    is_met: bool = False  # it was connected, or the table knows it: it is more than an address somebody told
 
 
 @dataclass(slots=True)
@@ -62,8 +63,8 @@ class Neighbours:
     _passive: OrderedDict[PeerId, _Known] = field(default_factory=OrderedDict)
     _asked: set[PeerId] = field(default_factory=set)
 
-    def met(self, peer: PeerId, addresses: Iterable[Address]) -> None:
-        """A peer exists, or so somebody says; the newest addresses come first."""
+    def met(self, peer: PeerId, addresses: Iterable[Address], *, is_hearsay: bool = False) -> None:
+        """A peer exists, or so a neighbour says (`is_hearsay`); the newest addresses come first."""
         if peer == self.own:
             return
         neighbour = self.active.get(peer)
@@ -72,10 +73,17 @@ class Neighbours:
             return
         known = self._passive.pop(peer, None) or _Known(())
         known.addresses = merge_addresses(addresses, known.addresses)
+        known.is_met = known.is_met or not is_hearsay
         self._passive[peer] = known
         while len(self._passive) > MAX_PASSIVE:
-            spare = next((each for each in self._passive if each not in self.kin and each not in self.routes), None)
-            self._passive.pop(next(iter(self._passive)) if spare is None else spare)
+            spare = [each for each in self._passive if each not in self.kin and each not in self.routes]
+            heard_of = (each for each in spare[:-1] if not self._passive[each].is_met)
+            self._passive.pop(next(heard_of, next(iter(spare or self._passive))))
+
+    def has_met(self, peer: PeerId) -> bool:
+        """Whether it is more than a contact that some neighbour told."""
+        known = self._passive.get(peer)
+        return peer in self.active or peer in self.routes or (known is not None and known.is_met)
 
     def known(self) -> list[PeerId]:
         """Neighbours and others."""

@@ -24,7 +24,7 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.routing.gossip.ask import Ask
 from meshswarm.routing.gossip.core import Gossip
-from meshswarm.routing.gossip.messages import KINDS, MAX_MESSAGE_BYTES
+from meshswarm.routing.gossip.messages import KINDS, MAX_MESSAGE_BYTES, OutdatedError
 from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.gossip.summary import Holding, Summary
 
@@ -33,13 +33,15 @@ logger = logging.getLogger(__name__)
 QUESTIONS_PER_S = 12.0  # of one peer; each 512 bytes beyond the first count as one more
 QUESTIONS_BURST = 80.0
 LEAVE_TIMEOUT_S = 1.0
+MAX_OUTDATED = 64
 _SHORTEST_WAIT_S = 0.005
 
 
 class GossipNode:
     """One peer's gossip. Answers from its making on; `run` it for what it has to say itself.
 
-    `clock`: any clock that only rises. `started_ms`: Unix time now, in ms.
+    `clock`: any clock that only rises. `started_ms`: Unix time now, in ms. `known`: whom this peer knows in other ways
+    than by gossip, as by its table: words about anybody else come after all others.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class GossipNode:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         started_ms: int | None = None,
+        known: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         rng = rng or random.SystemRandom()
         self._endpoint = endpoint
@@ -65,7 +68,9 @@ class GossipNode:
             started_ms=int(time.time() * 1000) if started_ms is None else started_ms,
             secret=rng.randbytes(16),
             admits=swarm.admits,
+            known=known,
         )
+        self._outdated: set[PeerId] = set()  # who speaks an older gossip
         for kind in KINDS:
             endpoint.handle_request(
                 kind,
@@ -172,6 +177,7 @@ class GossipNode:
             "reports": len(self.loads()),
             "draining": len(self.draining()),
             "gone": len(self.gone()),
+            "outdated": len(self._outdated),
         }
 
     def facts(self, peer: PeerId) -> dict[str, Any]:
@@ -195,7 +201,11 @@ class GossipNode:
             wait_s = self._limit.take(peer, 1 + len(question) // 512, now)
             if wait_s > 0:
                 raise RefusedError(f"too much gossip from {peer.short}", peer=str(peer), retry_after_s=round(wait_s, 1))
-            reply = self._core.answer(kind, peer, question, now)
+            try:
+                reply = self._core.answer(kind, peer, question, now)
+            except OutdatedError:
+                self._note_outdated(peer)
+                raise
             self._wake_if_due()
             return reply
 
@@ -213,7 +223,9 @@ class GossipNode:
                     ask.kind, ask.payload, timeout_s=ask.timeout_s, max_reply_bytes=MAX_MESSAGE_BYTES
                 )
             self._core.took(ask, reply, self._clock())
-        except (RefusedError, RemoteProtocolError):
+        except (RefusedError, RemoteProtocolError) as error:
+            if isinstance(error, OutdatedError):
+                self._note_outdated(ask.peer)
             self._core.refused(ask, self._clock())
         except (MeshswarmError, TimeoutError):
             self._core.failed(ask, self._clock())
@@ -221,6 +233,11 @@ class GossipNode:
             logger.exception("an answer of peer %s was not handled", ask.peer.short)
             self._core.refused(ask, self._clock())
         self._wake_if_due()
+
+    def _note_outdated(self, peer: PeerId) -> None:
+        if peer not in self._outdated and len(self._outdated) < MAX_OUTDATED:
+            self._outdated.add(peer)
+            logger.info("peer %s speaks an older gossip: it needs a newer meshswarm to hear and be heard", peer.short)
 
     def _connected(self, connection: Connection) -> None:
         peer = connection.peer_id

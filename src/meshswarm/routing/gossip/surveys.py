@@ -34,6 +34,9 @@ class Surveys:
         while len(self._surveys) > MAX_SURVEYS:
             del self._surveys[next(iter(self._surveys))]
 
+    def holds(self, peer: PeerId) -> bool:
+        return any(peer in holdings for _, holdings in self._surveys.values())
+
     def holders(self) -> set[PeerId]:
         return {peer for _, holdings in self._surveys.values() for peer in holdings}
 

@@ -156,7 +156,7 @@ class Vigil:
             raise WireError(f"{peer.short} sent an appointment that is not its own, of this swarm and signed")
         self.take(Word(WordKind.APPOINTMENT, raw), peer, now)
         addresses = dict(zip(appointment.watchers, where, strict=False))
-        return messages.encode_watched(self.wards.take(appointment, addresses, now))
+        return messages.encode_watched(self.wards.take(appointment, addresses, now, self._neighbours.active))
 
     def answer_witness(self, peer: PeerId, data: bytes, now: float) -> bytes:
         subject, number = messages.decode_witness(data)
@@ -176,10 +176,13 @@ class Vigil:
 
     def take(self, word: Word, sender: PeerId, now: float) -> None:
         """A signed word that `sender` passed on. Raises WireError."""
-        effect = self._hearing.take(word, sender, now)
+        effect = self._hearing.take(word, sender, now, watches_same=self.wards.shared_with(sender))
         if effect is None:
             return
-        if effect.about == self._own:
+        if effect.is_answer:  # it has missed what the accused said to that
+            if sender in self._neighbours.active:
+                self._events.send(effect.word, (sender,), now)
+        elif effect.about == self._own:
             self._heard_of_itself(effect, sender, now)
         else:
             self._act(effect, (sender,), now)
@@ -217,7 +220,8 @@ class Vigil:
         ward = self.wards.failed(peer, now)
         if ward is None:
             return
-        effect = self._hearing.accuse(Accusation.state(self._identity, ward.appointment), now)
+        at_s, number = int(self._hearing.time_s(now)), self._hearing.number(peer)
+        effect = self._hearing.accuse(Accusation.state(self._identity, ward.appointment, at_s, number), now)
         if effect is None or effect.accusation is None:
             return
         if len(effect.accusation.statements) == len(ward.appointment.watchers):

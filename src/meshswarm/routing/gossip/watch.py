@@ -15,6 +15,7 @@ from enum import Enum
 
 from meshswarm.config import Address
 from meshswarm.identity import PeerId
+from meshswarm.routing.gossip.neighbours import MAX_NEIGHBOURS
 from meshswarm.routing.gossip.words import MAX_WATCHERS, Appointment
 
 BEAT_S = 1.0
@@ -22,7 +23,7 @@ SLACK_S = 1.1  # how late a beat may come: a lost packet, a slow moment
 HEARD_LATELY_S = 1.5
 FLOOD_ALONE_S = 1.0  # how long a statement waits for others before it goes out without them
 SILENT_KEPT_S = 60.0
-MAX_WARDS = 12
+MAX_WARDS = MAX_NEIGHBOURS
 RENEW_S = 2.0  # the shortest time between two appointments when nothing is wrong with the first
 DISTRUSTED_S = 600.0
 
@@ -51,13 +52,19 @@ class Ward:
         return self.appointment.peer
 
     @property
+    def is_pending(self) -> bool:
+        """Whether somebody may have to be told of it."""
+        return self.state is not WardState.QUIET and not self.is_told
+
+    @property
     def due_at(self) -> float:
         """When the next beat is overdue, unless it is heard in another way until then."""
         return max(self.beat_at + BEAT_S * len(self.appointment.watchers), self.heard_at) + SLACK_S
 
 
 class Wards:
-    """Those whom the peer `own` watches."""
+    """Those whom the peer `own` watches: its neighbours, and some that were when they chose it. As many neighbours as
+    there can be find room, so nobody else's keys take an honest one's place."""
 
     def __init__(self, own: PeerId) -> None:
         self._own = own
@@ -69,7 +76,13 @@ class Wards:
     def get(self, peer: PeerId) -> Ward | None:
         return self._wards.get(peer)
 
-    def take(self, appointment: Appointment, where: Mapping[PeerId, tuple[Address, ...]], now: float) -> bool:
+    def take(
+        self,
+        appointment: Appointment,
+        where: Mapping[PeerId, tuple[Address, ...]],
+        now: float,
+        neighbours: Collection[PeerId],
+    ) -> bool:
         """A verified appointment came from the peer itself. True when it is watched from now on."""
         known = self._wards.get(appointment.peer)
         if known is not None and appointment.number < known.appointment.number:
@@ -77,10 +90,21 @@ class Wards:
         if self._own not in appointment.watchers:
             self._wards.pop(appointment.peer, None)
             return False
-        if known is None and len(self._wards) >= MAX_WARDS:
-            return False
+        if known is None:
+            if appointment.peer not in neighbours:
+                return False
+            if len(self._wards) >= MAX_WARDS:
+                others = [ward for peer, ward in self._wards.items() if peer not in neighbours]
+                spare = min(others, key=lambda ward: (ward.is_pending, ward.heard_at), default=None)
+                if spare is None:
+                    return False
+                del self._wards[spare.peer]
         self._wards[appointment.peer] = Ward(appointment, where, now, now)
         return True
+
+    def shared_with(self, watcher: PeerId) -> frozenset[PeerId]:
+        """Whom both watch."""
+        return frozenset(peer for peer, ward in self._wards.items() if watcher in ward.appointment.watchers)
 
     def heard(self, peer: PeerId, at: float, *, is_beat: bool = False) -> None:
         """A sign of life, perhaps told by another watcher. One that ends a search counts as the missed beat."""

@@ -3,13 +3,15 @@
 A peer that is accused of silence was accused by watchers that it chose and signed itself, so whoever reads an
 accusation can check it alone, and a stranger's word weighs nothing, however many keys he makes. The rule this file
 keeps: every word names the appointment it is about by its number, so that one newer appointment by the living peer
-takes the weight from all older accusations (SWIM's incarnation number: Das, Gupta, Motivala, DSN 2002).
+takes the weight from all older accusations (SWIM's incarnation number: Das, Gupta, Motivala, DSN 2002); and every
+statement of silence holds its time, so that an old one is worth nothing to whoever missed the answer to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from meshswarm.dht import wire
 from meshswarm.dht.wire import WireError
@@ -24,7 +26,7 @@ MAX_FAREWELL_BYTES = 192
 MAX_ACCUSATION_BYTES = 768
 _APPOINTMENT = "watchers"
 _FAREWELL = "farewell"
-_SILENCE = "silence"
+_SILENCE = "silence-at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,20 @@ class Appointment:
 
 
 @dataclass(frozen=True, slots=True)
+class Statement:
+    """One watcher found the peer silent at `at_s` (Unix time, s). `number`: the highest under which it had heard it."""
+
+    at_s: int
+    number: int
+    signature: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Accusation:
     """The watchers named in `statements` (by their place in `appointment`) say that the peer is silent."""
 
     appointment: Appointment
-    statements: Mapping[int, bytes] = field(repr=False)
+    statements: Mapping[int, Statement] = field(repr=False)
 
     @property
     def peer(self) -> PeerId:
@@ -74,21 +85,31 @@ class Accusation:
         return self.appointment.number
 
     @classmethod
-    def state(cls, identity: Identity, appointment: Appointment) -> Accusation:
-        """This peer's own statement. Raises ValueError when it was not chosen to watch."""
+    def state(cls, identity: Identity, appointment: Appointment, at_s: int, number: int = 0) -> Accusation:
+        """This peer's own statement; its `number` is never below the appointment's. Raises ValueError when this peer
+        was not chosen to watch."""
         place = appointment.watchers.index(identity.peer_id)
-        return cls(appointment, {place: identity.sign(_SILENCE, appointment.wire)})
+        number = max(number, appointment.number)
+        signature = identity.sign(_SILENCE, _stated(appointment, at_s, number))
+        return cls(appointment, {place: Statement(at_s, number, signature)})
 
     def merged(self, other: Accusation) -> Accusation:
         """Both together; they are about the same appointment."""
         return Accusation(self.appointment, {**other.statements, **self.statements})
 
+    def only(self, counts: Callable[[Statement], bool]) -> Accusation | None:
+        """With those statements alone; None when there are none."""
+        kept = {place: statement for place, statement in self.statements.items() if counts(statement)}
+        return Accusation(self.appointment, kept) if kept else None
+
     def witnesses(self) -> tuple[PeerId, ...]:
         return tuple(self.appointment.watchers[place] for place in sorted(self.statements))
 
     def encode(self) -> bytes:
-        """As many statements travel as are needed for it to count at once."""
-        said = [[place, self.statements[place]] for place in sorted(self.statements)[:FULL_COUNT]]
+        """As many statements travel as are needed for it to count at once, the newest first."""
+        places = sorted(self.statements, key=lambda place: (-self.statements[place].at_s, place))[:FULL_COUNT]
+        chosen = [(place, self.statements[place]) for place in places]
+        said = [[place, each.at_s, each.number, each.signature] for place, each in chosen]
         return wire.pack([self.appointment.wire, said])
 
     @classmethod
@@ -99,9 +120,13 @@ class Accusation:
         appointment = Appointment.decode(wire.binary(fields[0], "appointment", at_most=MAX_APPOINTMENT_BYTES))
         statements = {}
         for item in wire.array(fields[1], "statements", at_least=1, at_most=MAX_WATCHERS):
-            pair = wire.array(item, "statement", at_least=2, at_most=2)
-            place = wire.integer(pair[0], "watcher", high=len(appointment.watchers) - 1)
-            statements[place] = wire.binary(pair[1], "statement", size=SIGNATURE_BYTES)
+            parts = wire.array(item, "statement", at_least=4, at_most=4)
+            place = wire.integer(parts[0], "watcher", high=len(appointment.watchers) - 1)
+            statements[place] = Statement(
+                at_s=wire.integer(parts[1], "time of a statement"),
+                number=wire.integer(parts[2], "number of a statement"),
+                signature=wire.binary(parts[3], "statement", size=SIGNATURE_BYTES),
+            )
         return cls(appointment, statements)
 
     def verify(self) -> bool:
@@ -110,8 +135,7 @@ class Accusation:
             return False
         watchers = self.appointment.watchers
         return all(
-            watchers[place].verify(_SILENCE, self.appointment.wire, signature)
-            for place, signature in self.statements.items()
+            _has_stated(watchers[place], self.appointment, statement) for place, statement in self.statements.items()
         )
 
 
@@ -137,3 +161,15 @@ class Farewell:
     def verify(self) -> bool:
         sealed = unseal(self.wire, max_bytes=MAX_FAREWELL_BYTES, at_least=0, what="a farewell")
         return sealed.is_signed(_FAREWELL)
+
+
+def _stated(appointment: Appointment, at_s: int, number: int) -> bytes:
+    """What a watcher signs."""
+    return wire.pack([at_s, number, appointment.wire])
+
+
+@lru_cache(maxsize=4096)
+def _has_stated(watcher: PeerId, appointment: Appointment, statement: Statement) -> bool:
+    """The same statement comes by several neighbours: its signature is checked once."""
+    said = _stated(appointment, statement.at_s, statement.number)
+    return watcher.verify(_SILENCE, said, statement.signature)
