@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from meshswarm.api.errand import Errand
 from meshswarm.api.key import load_or_create_api_key
 from meshswarm.api.plan import PATH as PLAN_PATH
 from meshswarm.api.plan import plan_query
@@ -31,10 +32,12 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.discovery.bootstrap import Bootstrap
 from meshswarm.discovery.settings import DiscoverySettings
 from meshswarm.errors import ConfigError, MeshswarmError
+from meshswarm.fetching.sharing import Sharing, SharingSettings, Work
 from meshswarm.head.draft_model import DraftModel, check_draft_model
 from meshswarm.head.forecast import Forecast
 from meshswarm.head.head import MAX_WAIT_S, Head
 from meshswarm.head.models import ModelDirectory
+from meshswarm.head.names import RememberedNames
 from meshswarm.head.request import Speculation
 from meshswarm.head.routes import Routes
 from meshswarm.head.wire_wish import WireWish
@@ -79,6 +82,7 @@ class PeerSettings:
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     private: bool = False
     """Only ever in a private swarm."""
+    sharing: SharingSettings = field(default_factory=SharingSettings)
 
 
 class Peer:
@@ -93,6 +97,7 @@ class Peer:
         self._draft_model: DraftModel | None = None
         self._background: list[asyncio.Task[None]] = []
         self._key: str | None = None
+        self.sharing: Sharing | None = None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -122,6 +127,7 @@ class Peer:
             parts.push_async_callback(self._stop_serving)
             self.endpoint = await self._bind_endpoint()
             parts.push_async_callback(self.endpoint.close)
+            parts.push_async_callback(self._stop_sharing)
             self._key = self._api_key()
             self.api = self._bind_api(self._key)
             parts.push_async_callback(self.api.stop)
@@ -149,6 +155,10 @@ class Peer:
     async def _stop_serving(self) -> None:
         if self._serving is not None:
             await self._serving.stop()
+
+    async def _stop_sharing(self) -> None:
+        if self.sharing is not None:
+            await self.sharing.stop()
 
     async def _stop_draft_model(self) -> None:
         if self._draft_model is not None:
@@ -201,7 +211,8 @@ class Peer:
         self.gossip = GossipNode(self.endpoint, self.identity, swarm)
         offer_headers(self.endpoint, self.store)
         offer_manifests(self.endpoint, self.manifests)
-        directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies)
+        names = RememberedNames(home.root / "names.json", swarm.swarm_id)
+        directory = ModelDirectory(self.endpoint, self.store, self.dht, home.vocabularies, names, self.manifests.pinned)
         routes = Routes(self.endpoint, self.identity, self.dht, bookkeeper, self._own_records, news=self.gossip)
         self._load = LoadTeller(
             self.identity.peer_id,
@@ -223,10 +234,13 @@ class Peer:
             max_wait_s=self.settings.max_wait_s,
             wire=self._wire,
         )
+        self.sharing = self._share()
         self._keeper = self._keep_membership()
         self._background = [group.create_task(self._start(head, directory)), tasks.create_task(self.dht.run())]
         self._background.append(tasks.create_task(self._bootstrap.run()))
         self._background.append(tasks.create_task(self._load.run()))
+        self._background.append(tasks.create_task(self.sharing.run()))
+        self._background.append(tasks.create_task(head.keep_known()))
         gossiping = tasks.create_task(self.gossip.run())  # to the very end: a peer that leaves says so
         if self._keeper is not None:
             self._background.append(tasks.create_task(self._keeper.run()))
@@ -242,7 +256,9 @@ class Peer:
 
     async def _start(self, head: Head, directory: ModelDirectory) -> None:
         """From a bound socket to "ready". A signal may cancel it anywhere; a failure here is the peer's."""
-        await self.api.start(head, views=self._views(), queries={PLAN_PATH: plan_query(self._forecast)})
+        await self.api.start(
+            head, views=self._views(), queries={PLAN_PATH: plan_query(self._forecast)}, errands=self._errands()
+        )
         first = {"first_start": self._is_first_start, "announced": self._bootstrap.announced}
         self._report({"event": "started", **self._reach(), **first})
         await self._bootstrap.first()
@@ -257,6 +273,26 @@ class Peer:
         self._report({"event": "ready", **self._reach(), **(await self._served()), **outlook})
         if outlook["missing"] or outlook["ask"] is None:
             self._background.append(self._tasks.create_task(self._wait_for_layers(head)))
+
+    def _share(self) -> Sharing:
+        """The files that this peer fetches and gives. While it computes, giving makes way."""
+        work = Work(
+            is_busy=lambda: len(self.spans.sessions) > self.spans.n_parked,
+            slowdown=lambda: None if self._serving is None else self._serving.take_slowdown(),
+            served=lambda: () if self._serving is None else (self._serving.model.model_id,),
+        )
+        return Sharing(
+            self.endpoint,
+            self.identity,
+            self.dht,
+            self.membership.swarm,
+            self.store,
+            self.slices,
+            self.settings.home.root,
+            settings=self.settings.sharing,
+            report=self._report,
+            work=work,
+        )
 
     def _keep_membership(self) -> Keeper | None:
         """What keeps a private swarm's keys and member list up to date while this peer runs."""
@@ -276,6 +312,7 @@ class Peer:
             spans=self.spans,
             tasks=self._tasks,
             report=self._report,
+            library=None if self.sharing is None else self.sharing.library,
         )
 
     async def _serve(self, settings: ServingSettings, directory: ModelDirectory) -> None:
@@ -294,9 +331,9 @@ class Peer:
         def say(sentence: str) -> None:
             self._report({"event": "model", "message": sentence})
 
-        draft = await asyncio.to_thread(self.store.obtain, ref, say=say)
+        draft = await self._have_whole(ref)
         if serving is not None:
-            model = await asyncio.to_thread(self.store.obtain, serving.model, say=say)
+            model = await known_model(serving, self._around())
             await asyncio.to_thread(check_draft_model, self.store, draft, model)
         self._draft_model = await DraftModel.load(
             draft.id_text,
@@ -393,8 +430,12 @@ class Peer:
             "connections": len(self.endpoint.connections),
             "discovery": self._bootstrap.as_json(),
             "gossip": self.gossip.as_json(),
+            "files": None if self.sharing is None else self.sharing.as_json(),
             "receipts": await asyncio.to_thread(self.receipts.count),
         }
+
+    def _errands(self) -> dict[str, Errand]:
+        return {} if self.sharing is None else {PULL_PATH: self.sharing.pull}
 
     def _views(self) -> dict[str, Callable[[], Awaitable[Any]]]:
         return {

@@ -46,6 +46,7 @@ class ScriptedGenerator:
     requests: list[GenerationRequest] = field(default_factory=list)
     open_answers: int = 0
     pieces_sent: int = 0
+    n_asked: int = 0  # times the models were wanted from the swarm, not from what is known
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
@@ -69,7 +70,8 @@ class ScriptedGenerator:
             self.open_answers -= 1
             self.closed.set()
 
-    async def models(self) -> list[ModelListing]:
+    async def models(self, *, ask: bool = True) -> list[ModelListing]:
+        self.n_asked += ask
         return self.listings
 
 

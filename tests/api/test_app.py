@@ -220,7 +220,7 @@ async def test_a_mistake_of_ours_is_a_500_that_tells_nothing(client, generator, 
 
 
 async def test_a_mistake_in_a_listing_is_a_500_that_tells_nothing(client, generator):
-    async def models():
+    async def models(*, ask=True):
         raise ZeroDivisionError("secret")
 
     generator.models = models
@@ -268,6 +268,16 @@ async def test_wrong_paths_and_methods(client):
         assert answer.status_code == status, (method, path)
         assert answer.json()["error"]["code"] == code
         assert ("allow" in answer.headers) == (status == 405)
+
+
+async def test_who_only_watches_makes_the_swarm_be_asked_nothing(client, generator):
+    """/health is answered without a key, as often as anybody likes."""
+    for path in ("/health", "/"):
+        for _ in range(20):
+            assert (await client.get(path)).status_code == 200
+    assert generator.n_asked == 0
+    await client.get("/v1/models")
+    assert generator.n_asked == 1
 
 
 async def test_health_follows_the_models(client, generator):

@@ -113,7 +113,7 @@ class _Handlers:
         self._running = running
 
     async def front(self, request: Request) -> Response:
-        models = await self._generator.models()
+        models = await self._generator.models(ask=False)
         base = f"{request.url.scheme}://{request.headers['host']}/v1"
         return PlainTextResponse(
             f"meshswarm {__version__}: an OpenAI-compatible endpoint.\n\n"
@@ -121,7 +121,7 @@ class _Handlers:
         )
 
     async def health(self) -> Response:
-        status, body = health_object(await self._generator.models())
+        status, body = health_object(await self._generator.models(ask=False))  # anybody may ask, as often as he likes
         return _json(status, body)
 
     async def models(self) -> Response:

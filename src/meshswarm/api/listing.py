@@ -34,7 +34,8 @@ def known_models(listings: Sequence[ModelListing]) -> str:
 
 
 def health_object(listings: Sequence[ModelListing]) -> tuple[int, dict[str, Any]]:
-    """(HTTP status, body). It names no model: it is answered without a key."""
+    """(HTTP status, body). It names no model: it is answered without a key. `listings`: as far as is known here, since
+    no one who only looks may make this peer ask the swarm."""
     if any(listing.ready for listing in listings):
         return 200, {"status": "ok"}
     if listings:

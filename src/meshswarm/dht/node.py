@@ -234,6 +234,22 @@ class Dht:
         known = self._core.table.get(peer)
         return None if known is None else known.rtt_s
 
+    def met_in(self, peer: PeerId) -> bytes | None:
+        """Which network this peer has met `peer` in, at an address it proved to have; None when it never has.
+
+        On a local network each host counts as one, in a private swarm each member.
+        """
+        connection = self._endpoint.connection(peer)
+        if connection is not None and not connection.closed:
+            address = connection.remote_address
+        elif (known := self._core.table.get(peer)) is not None and known.contact.addresses:
+            address = known.contact.addresses[0]
+        else:
+            return None
+        if self._topics.is_private:
+            return peer.key
+        return self._core.table.networks.of(address) or address.host.encode()
+
     # -- inside
 
     @property

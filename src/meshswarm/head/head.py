@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
@@ -52,6 +53,7 @@ from meshswarm.stage.sessions.messages import Dtype, Opened
 from meshswarm.tasks import Tasks
 
 MAX_WAIT_S = 60.0  # in line for room; then the client is told to come back
+KEEP_KNOWN_S = 600.0  # records live for 15 minutes at least from when they are asked for
 MAX_CLOSE_S = 5.0  # for the receipts of kept sessions, when the peer stops
 
 
@@ -116,8 +118,19 @@ class Head:
         """Sessions kept for a next turn."""
         return len(self._warm)
 
-    async def models(self) -> list[ModelListing]:
-        return await self.directory.listings(self._routes.living)
+    async def models(self, *, ask: bool = True) -> list[ModelListing]:
+        return await self.directory.listings(partial(self._routes.living, ask=ask), ask=ask)
+
+    async def keep_known(self) -> None:
+        """Until cancelled: sees to it that what `models` says without asking does not run out although nobody asks. A
+        model that can be run is enough, so that a peer at rest sends next to nothing."""
+        while True:
+            await asyncio.sleep(KEEP_KNOWN_S)
+            ready = [each.model_id for each in await self.models(ask=False) if each.ready]
+            if ready:
+                await self.directory.refresh(ready)
+            else:
+                await self.models()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""
@@ -219,6 +232,7 @@ class Head:
                 async for event in events:
                     if isinstance(event, Finished):
                         self._keep(session)
+                        self._tasks.create_task(self.directory.answered(request.model, prepared.card.model_id))
                     yield event
         except RemoteError as error:
             known = _with_culprit(error, session)

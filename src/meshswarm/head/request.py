@@ -163,4 +163,8 @@ class Generator(Protocol):
     """
 
     def generate(self, request: GenerationRequest) -> Events: ...
-    async def models(self) -> list[ModelListing]: ...
+
+    async def models(self, *, ask: bool = True) -> list[ModelListing]:
+        """The models there are. Without `ask`: as far as is known here already, so that asking for it often costs
+        nobody anything."""
+        ...

@@ -108,16 +108,16 @@ class Routes:
             weakref.WeakKeyDictionary()
         )  # with the records of their hops
 
-    async def coverage(self, card: ModelCard, *, fresh: bool = False) -> list[CoverageRecord]:
-        """Who serves layers of the model, this peer included."""
-        found = await self._dht.coverage(card.model_id, card.n_layers, fresh=fresh)
+    async def coverage(self, card: ModelCard, *, fresh: bool = False, ask: bool = True) -> list[CoverageRecord]:
+        """Who serves layers of the model, this peer included. Without `ask`: as far as is known here."""
+        found = await self._dht.coverage(card.model_id, card.n_layers, fresh=fresh, ask=ask)
         own = [record for record in self._own_records() if record.model_id == card.model_id]
         return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
 
-    async def living(self, card: ModelCard) -> list[CoverageRecord]:
+    async def living(self, card: ModelCard, *, ask: bool = True) -> list[CoverageRecord]:
         """Who serves layers of the model now: without those that have gone or are leaving."""
         away = (self._news.gone() | self._news.draining()) - {self._endpoint.peer_id}
-        return [record for record in await self.coverage(card) if record.peer not in away]
+        return [record for record in await self.coverage(card, ask=ask) if record.peer not in away]
 
     async def open(
         self, needs: Needs, records: Sequence[CoverageRecord], on_in_line: OnInLine = lambda where: None
