@@ -210,7 +210,7 @@ class HomeLock:
         except OSError as error:
             raise ConfigError(f"the folder {home.root} cannot be used: {error.strerror or error}") from error
         try:
-            _lock_file(self._file)
+            lock_file(self._file)
         except OSError:
             self._file.close()
             raise ConfigError(
@@ -222,7 +222,8 @@ class HomeLock:
         self._file.close()
 
 
-def _lock_file(file: IO[str]) -> None:
+def lock_file(file: IO[str]) -> None:
+    """Hold `file` until it is closed or the process ends. Raises OSError when another holds it."""
     if sys.platform == "win32":
         import msvcrt
 

