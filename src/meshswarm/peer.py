@@ -32,7 +32,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.discovery.bootstrap import Bootstrap
 from meshswarm.discovery.settings import DiscoverySettings
 from meshswarm.errors import ConfigError, MeshswarmError
-from meshswarm.fetching.sharing import Sharing, SharingSettings, Work
+from meshswarm.fetching.sharing import PULL_PATH, Sharing, SharingSettings, Work
 from meshswarm.head.draft_model import DraftModel, check_draft_model
 from meshswarm.head.forecast import Forecast
 from meshswarm.head.head import MAX_WAIT_S, Head
@@ -51,6 +51,7 @@ from meshswarm.routing.gossip.node import GossipNode
 from meshswarm.routing.own_speeds import OwnSpeeds
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
 from meshswarm.serving.auto import choose_model
+from meshswarm.serving.layers import known_model
 from meshswarm.serving.load import LoadTeller
 from meshswarm.serving.moving import duties_of
 from meshswarm.span import missing_layers
@@ -221,6 +222,7 @@ class Peer:
             self.spans,
             lambda: self._serving,
             routes.in_use,
+            seeds=lambda: self.sharing is not None and self.sharing.is_seeding,
             report=self._report,
         )
         self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
@@ -327,14 +329,13 @@ class Peer:
     async def _load_draft_model(self, ref: str) -> DraftModel:
         """Raises ConfigError when it cannot guess for the model that is to be served here."""
         serving = self.settings.serving
-
-        def say(sentence: str) -> None:
-            self._report({"event": "model", "message": sentence})
-
-        draft = await self._have_whole(ref)
+        around = self._around()
+        draft = await known_model(ServingSettings(ref), around)
         if serving is not None:
-            model = await known_model(serving, self._around())
+            model = await known_model(serving, around)
             await asyncio.to_thread(check_draft_model, self.store, draft, model)
+        if around.library is not None:
+            await around.library.have_whole(draft)
         self._draft_model = await DraftModel.load(
             draft.id_text,
             self.store,

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshswarm.artifacts.gguf import parse_header
+from meshswarm.artifacts.ranges import merged
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.fetching.plan import (
     WEB_PORTION_BYTES,
@@ -14,10 +14,8 @@ from meshswarm.fetching.plan import (
     FetchProgress,
     Portions,
     Tally,
-    contains,
     layers_held,
     longest_run,
-    merged,
     missing_pieces,
     whole_files,
 )
@@ -26,24 +24,6 @@ from meshswarm.span import Span
 MIB = 1 << 20
 CONTENT = Content(100 * MIB + 5, b"r" * 32)  # pieces of 256 KiB
 ALL = frozenset(range(CONTENT.n_pieces))
-
-some_ranges = st.lists(
-    st.tuples(st.integers(0, 400), st.integers(0, 60)).map(lambda pair: range(pair[0], pair[0] + pair[1])), max_size=12
-)
-
-
-@given(some_ranges)
-def test_merged_ranges_hold_the_same_bytes_in_order_and_apart(ranges: list[range]) -> None:
-    joined = merged(ranges)
-    assert {byte for each in joined for byte in each} == {byte for each in ranges for byte in each}
-    assert all(a.stop < b.start for a, b in itertools.pairwise(joined))
-
-
-@given(some_ranges, some_ranges)
-def test_contains_means_every_byte(held: list[range], wanted: list[range]) -> None:
-    bytes_held = {byte for each in held for byte in each}
-    for each in wanted:
-        assert contains(merged(held), each) == bytes_held.issuperset(each)
 
 
 def test_only_what_is_missing_is_fetched() -> None:
@@ -74,11 +54,11 @@ def test_layers_are_held_only_when_all_their_tensors_are_here(gguf_recipe: Any) 
         return [range(header.data_offset + t.offset, header.data_offset + t.offset + t.n_bytes) for t in tensors]
 
     everything = [range(header.file_length)]
-    assert layers_held(header, merged(everything)) == Span(0, 5)
-    assert layers_held(header, ()) is None
-    assert layers_held(header, merged([*of(1), *of(2), *of(4)])) == Span(1, 3)
-    assert layers_held(header, merged([*of(1), *of(2)[:-1]])) == Span(1, 2)
-    assert layers_held(header, merged([*of(1)[:3], *[range(r.start, r.stop - 1) for r in of(1)[3:]]])) is None
+    assert layers_held(header, [merged(everything)]) == Span(0, 5)
+    assert layers_held(header, [()]) is None
+    assert layers_held(header, [merged([*of(1), *of(2), *of(4)])]) == Span(1, 3)
+    assert layers_held(header, [merged([*of(1), *of(2)[:-1]])]) == Span(1, 2)
+    assert layers_held(header, [merged([*of(1)[:3], *[range(r.start, r.stop - 1) for r in of(1)[3:]]])]) is None
 
 
 def test_the_longest_stretch_is_told() -> None:

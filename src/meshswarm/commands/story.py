@@ -26,6 +26,11 @@ def sentence_of(event: Event) -> str:
             return str(event["message"])
         case "loading":
             return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
+        case "fetching":
+            return _fetching(event)
+        case "fetched":
+            rate = f" ({event['bytes'] / event['seconds'] / 1e6:.1f} MB/s)" if event["seconds"] >= 1 else ""
+            return f"Fetched {_what(event)}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.1f} s{rate}."
         case "joined":
             return _joined(event)
         case "alone":
@@ -76,6 +81,22 @@ def _first_start(event: Event) -> str:
 def _joined(event: Event) -> str:
     n_peers = event["peers"]
     return f"Joined: {n_peers} other peer{'' if n_peers == 1 else 's'} known, found through: {event['what']}."
+
+
+def _what(event: Event) -> str:
+    """The model, or the layers of it, that are fetched."""
+    return f"the layers {event['layers']} of {event['model']}" if "layers" in event else str(event["model"])
+
+
+def _fetching(event: Event) -> str:
+    done, total = event["bytes"], max(1, event["wanted_bytes"])
+    peers = f"{event['peers']} peer{'' if event['peers'] == 1 else 's'}" if event["peers"] else "no peer yet"
+    sources = f"{peers} and the web" if event["web_bytes"] else peers
+    left = "" if event["eta_s"] is None else f", {event['eta_s']:.0f} s left"
+    return (
+        f"Fetching {_what(event)}: {100 * done // total} % of {total / 1e6:.1f} MB, {event['bytes_s'] / 1e6:.1f} MB/s "
+        f"from {sources}{left}"
+    )
 
 
 def _alone(event: Event) -> str:

@@ -10,31 +10,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from meshswarm.artifacts.container import GgufHeader
+from meshswarm.artifacts.ranges import Ranges, covers, merged
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.span import Span
-
-Ranges = tuple[range, ...]
-"""Bytes of one file, in order, neighbours joined."""
 
 PORTION_BYTES = 32 << 20
 """What peers get at a time while the web helps: little enough to share well, and enough to keep links busy."""
 WEB_PORTION_BYTES = 8 << 20
-
-
-def merged(ranges: Iterable[range]) -> Ranges:
-    """The same bytes, in order, with neighbours and overlaps joined."""
-    joined: list[range] = []
-    for each in sorted((r for r in ranges if len(r)), key=lambda r: r.start):
-        if joined and each.start <= joined[-1].stop:
-            joined[-1] = range(joined[-1].start, max(joined[-1].stop, each.stop))
-        else:
-            joined.append(each)
-    return tuple(joined)
-
-
-def contains(held: Ranges, wanted: range) -> bool:
-    """Whether all bytes of `wanted` are in `held`, which is merged."""
-    return not len(wanted) or any(each.start <= wanted.start and wanted.stop <= each.stop for each in held)
 
 
 def whole_files(files: Sequence[tuple[int, bytes]]) -> tuple[Ranges, ...]:
@@ -63,18 +45,22 @@ class Tally:
         )
 
 
-def layers_held(header: GgufHeader, held: Ranges) -> Span | None:
-    """The longest stretch of layers all of whose tensors are in `held`, merged ranges of a model's only file; the
+def layers_held(header: GgufHeader, held: Sequence[Ranges]) -> Span | None:
+    """The longest stretch of layers all of whose tensors are in `held`, what is here of each of the model's files; the
     first of several as long. None where there is no such layer."""
-    complete: dict[int, bool] = {}
+    tensors: dict[int, list[list[range]]] = {}
     for tensor in header.tensors.values():
         prefix, _, rest = tensor.name.partition(".")
         number = rest.partition(".")[0]
         if prefix == "blk" and number.isdigit():
-            start = header.data_offset + tensor.offset
-            is_here = contains(held, range(start, start + tensor.n_bytes))
-            complete[int(number)] = complete.get(int(number), True) and is_here
-    return longest_run(layer for layer, is_here in complete.items() if is_here)
+            start = header.position(tensor)
+            files = tensors.setdefault(int(number), [[] for _ in held])
+            files[tensor.file].append(range(start, start + tensor.n_bytes))
+    return longest_run(
+        layer
+        for layer, files in tensors.items()
+        if all(covers(have, wanted) for have, wanted in zip(held, files, strict=True) if wanted)
+    )
 
 
 def longest_run(layers: Iterable[int]) -> Span | None:
@@ -113,6 +99,10 @@ class Portions:
     def left(self) -> frozenset[int]:
         """Pieces that are not here yet."""
         return frozenset(self._waiting | self._out)
+
+    def not_come(self, awaited: Collection[int]) -> frozenset[int]:
+        """Pieces that nobody has sent yet, `awaited` being those that peers were asked for and have not."""
+        return frozenset(self._waiting | self._out.intersection(awaited))
 
     def known_available(self, pieces: Collection[int]) -> None:
         """What peers have, as known now."""

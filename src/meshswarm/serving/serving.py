@@ -278,6 +278,10 @@ class Serving:
             self._around.report({"event": "role", "role": role, "message": reason})
             await self._tell(roles=self._roles(self._served))
 
+    def take_slowdown(self) -> float | None:
+        """How many times as long as at load the last decode steps took; None without any since the last call."""
+        return self._engine.take_slowdown()
+
     # -- what others may know
 
     def record(self) -> CoverageRecord:

@@ -1,0 +1,109 @@
+"""`meshswarm models pull`: a model's files, from a path, a package, a server, or the peers of a swarm.
+
+The rule this file keeps: what the reference says decides where it comes from. Names and ids are the swarm's: the peer
+that runs in the folder fetches them, or one started for it, which leaves when nobody waits for it any more. What came
+before an end of any kind is there at the next try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshswarm.artifacts.sources import is_source
+from meshswarm.artifacts.store import Store
+from meshswarm.commands.control import RunningPeer, announce_running, find_running, forget_running
+from meshswarm.commands.serve import run_in_loop
+from meshswarm.commands.story import sentence_of
+from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
+from meshswarm.config import Home, HomeLock
+from meshswarm.errors import ConfigError, LocalError
+from meshswarm.fetching.sharing import PULL_PATH, facts_of
+
+START_S = 20.0
+
+Show = Callable[[Mapping[str, Any]], None]
+"""Takes events: how far it is."""
+
+
+def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
+    """Get the model behind `ref` into the folder's store: its facts. Raises MeshswarmError with a sentence."""
+    tell: Show = show or (lambda event: None)
+    store = Store(where.home.create().root)
+    known = store.find(ref)
+    if known is None and is_source(ref):
+        known = store.obtain(
+            ref,
+            say=lambda sentence: tell({"event": "model", "message": sentence}),
+            progress=lambda done, total: tell({"event": "reading", "bytes": done, "wanted_bytes": total}),
+        )
+    if known is not None:
+        return facts_of(known)
+    running = _running(where.home)
+    if running is not None:
+        return _ask(where.leave_to(running, "models pull"), ref, tell)
+    return run_in_loop(_ask_own_peer(where, ref, tell))
+
+
+def _running(home: Home) -> RunningPeer | None:
+    """The peer of the folder; one that is just starting, perhaps for another pull, is waited for."""
+    until = time.monotonic() + START_S
+    while (running := find_running(home)) is None:
+        try:
+            HomeLock(home).release()
+        except ConfigError:
+            if time.monotonic() < until:
+                time.sleep(0.1)
+                continue
+        return None
+    return running
+
+
+def _ask(peer: RunningPeer, ref: str, tell: Show) -> dict[str, Any]:
+    for event in peer.stream(PULL_PATH, {"model": ref}):
+        if "progress" in event:
+            tell(event["progress"])
+        elif "result" in event:
+            result: dict[str, Any] = event["result"]
+            return result
+    raise LocalError(f"the peer at {peer.api} ended before {ref[:80]} was here; what came is kept: pull it again")
+
+
+async def _ask_own_peer(where: Where, ref: str, tell: Show) -> dict[str, Any]:
+    """It can be found while it runs, so that a second pull in this folder shares it, and it stays for that one."""
+    async with throwaway_peer(where, say=lambda sentence: tell({"event": "model", "message": sentence})) as peer:
+        announce_running(where.home, peer.api.base_url, None)
+        try:
+            return await asyncio.to_thread(_ask, endpoint_of(peer), ref, tell)
+        finally:
+            if peer.sharing is not None:
+                await peer.sharing.errands_done()
+            forget_running(where.home)
+
+
+def terminal_bar() -> Show:
+    """Shows events on stderr: how far it is in one line that is written over, everything else in lines of its own."""
+    width = 0
+
+    def show(event: Mapping[str, Any]) -> None:
+        nonlocal width
+        is_bar = event["event"] in ("fetching", "reading") and sys.stderr.isatty()
+        line = _bar(event) if is_bar else sentence_of(event)
+        if line and (is_bar or event["event"] != "reading"):
+            print(f"\r{line:<{width}}", end="" if is_bar else "\n", file=sys.stderr, flush=True)
+            width = len(line) if is_bar else 0
+
+    return show
+
+
+def _bar(event: Mapping[str, Any]) -> str:
+    done, total = event["bytes"], max(1, event["wanted_bytes"])
+    bar = "#" * (24 * done // total)
+    line = f"[{bar:<24}] {100 * done // total:3d} %  {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+    if event["event"] == "reading":
+        return line
+    left = "" if event["eta_s"] is None else f", {event['eta_s']:.0f} s left"
+    return f"{line}  {event['bytes_s'] / 1e6:.1f} MB/s, {event['peers']} peers{left}"

@@ -1,0 +1,189 @@
+"""Models by what people call them, got as far as they are needed: the header to know one, a span's bytes to serve it.
+
+The rule this file keeps: what is on the disk is never asked for, and what is asked for is no more than is needed; a
+name is looked up here first and then among the swarm's cards, and two models of one name are never guessed between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from meshswarm.artifacts import sources
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.header_exchange import fetch_header
+from meshswarm.artifacts.merkle import model_id_text, parse_model_id
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.names import clean_name, matches
+from meshswarm.artifacts.ranges import Ranges
+from meshswarm.artifacts.store import AmbiguousModelError, Store
+from meshswarm.config import Address
+from meshswarm.dht.node import Dht
+from meshswarm.errors import UnknownModelError
+from meshswarm.fetching.fetcher import Fetcher, Wanted
+from meshswarm.fetching.plan import FetchProgress, whole_files
+from meshswarm.fetching.seeder import Seeder
+from meshswarm.fetching.shelf import Shelf
+from meshswarm.identity import PeerId
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.span import Span
+from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
+from meshswarm.stage.slices.store import Slices
+
+TELL_S = 1.0
+"""How often a person hears how far a fetch is."""
+LOOKUPS, LOOKUP_S = 3, 1.0
+"""A peer that has just come may not see everything at once."""
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+class Library:
+    """The models of one peer and, behind them, those of its swarm."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        dht: Dht,
+        store: Store,
+        slices: Slices,
+        shelf: Shelf,
+        fetcher: Fetcher,
+        seeder: Seeder | None,
+        report: Report,
+    ) -> None:
+        self._endpoint = endpoint
+        self._dht = dht
+        self._store = store
+        self._slices = slices
+        self._shelf = shelf
+        self._fetcher = fetcher
+        self._seeder = seeder
+        self._report = report
+
+    async def known(self, ref: str, show: Report | None = None) -> ModelInfo:
+        """The model behind a name, an id, a path or a source; its header is here when this returns, and no more than
+        that where only peers have the model.
+
+        Raises UnknownModelError for a name nobody here knows, AmbiguousModelError for one that several models share,
+        ConfigError for a source that cannot work, ArtifactError when it cannot be had or is refused.
+        """
+        report = show or self._report
+
+        def say(sentence: str) -> None:
+            report({"event": "model", "message": sentence})
+
+        known = await asyncio.to_thread(self._store.find_any, ref)
+        if known is not None:
+            return known
+        if sources.is_source(ref):
+            return await asyncio.to_thread(self._store.obtain, ref, say=say)
+        model_id, name, n_layers = await self._in_swarm(ref)
+        if not await asyncio.to_thread(self._store.has_header, model_id):
+            say(f"Fetching what describes {name} from a peer that holds it")
+            await fetch_header(self._endpoint, self._store, model_id, await self._who_knows(model_id, n_layers))
+        return await asyncio.to_thread(self._store.describe, model_id, name)
+
+    async def have_span(self, info: ModelInfo, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> None:
+        """What is needed to load these layers is on disk when this returns. Raises MeshswarmError."""
+        if await asyncio.to_thread(self._slices.has, info.model_id, span, options):
+            return
+        wanted = await asyncio.to_thread(self._slices.needs, info.model_id, span, options)
+        is_whole = len(span) == info.n_layers
+        await self._fetch(info, wanted, {} if is_whole else {"layers": str(span), "n_layers": info.n_layers})
+
+    async def have_whole(self, info: ModelInfo, show: Report | None = None) -> None:
+        """The whole model is on disk when this returns. Raises MeshswarmError."""
+        files = await asyncio.to_thread(self._store.files, info.model_id)
+        await self._fetch(info, whole_files(files), {}, show)
+
+    async def only_slices(self, info: ModelInfo) -> int:
+        """Remove what was fetched of a model and share it no more: bytes freed. Slices that were cut stay."""
+        if self._seeder is not None:
+            self._seeder.keep_back(info.model_id)
+            await self._seeder.look()
+        await self._shelf.close(info.model_id)
+        return await asyncio.to_thread(self._store.drop_pieces, info.model_id)
+
+    # -- by name
+
+    async def _in_swarm(self, ref: str) -> tuple[bytes, str, int]:
+        """(model id, name, layers or 0) of what peers know by this name or id."""
+        try:
+            model_id = parse_model_id(ref)
+        except ValueError:
+            model_id = None
+        cards: list[ModelCard] = []
+        for attempt in range(LOOKUPS):
+            if attempt:
+                await asyncio.sleep(LOOKUP_S)
+            cards = [card for card, _ in await self._dht.models(fresh=True)]
+            found = {card.model_id: card for card in cards if _is_meant(card, ref, model_id)}
+            if len(found) > 1:
+                ids = ", ".join(f"{model_id_text(card.model_id)} ({card.encoding})" for card in found.values())
+                raise AmbiguousModelError(
+                    f"{ref[:80]!r} may be any of {len(found)} models of this swarm; say which: {ids}", param="model"
+                )
+            for card in found.values():
+                return card.model_id, card.name, card.n_layers
+            if not self._dht.known_peers():
+                break
+        if model_id is not None:
+            return model_id, clean_name(ref[:12]), 0
+        stored = ", ".join(info.name for info in await asyncio.to_thread(self._store.models)) or "none"
+        others = ", ".join(sorted({card.name for card in cards})[:12]) or "none"
+        raise UnknownModelError(
+            f"no model {ref[:80]!r} is stored here (stored: {stored}) or known in this swarm (known: {others})",
+            param="model",
+        )
+
+    async def _who_knows(self, model_id: bytes, n_layers: int) -> Sequence[tuple[PeerId, tuple[Address, ...]]]:
+        """Peers that have a model's header: who holds its files, and who serves it."""
+        holders = await self._dht.holders(model_id, fresh=True)
+        found = {record.peer: record.addresses for record in holders}
+        if n_layers and not found:
+            found = {record.peer: record.addresses for record in await self._dht.coverage(model_id, n_layers)}
+        found.pop(self._endpoint.peer_id, None)
+        return list(found.items())
+
+    # -- bytes
+
+    async def _fetch(
+        self, info: ModelInfo, files: Sequence[Ranges], facts: Mapping[str, Any], show: Report | None = None
+    ) -> None:
+        wanted = Wanted.of(info.model_id, info.name, files)
+        if not any(await self._fetcher.missing(wanted)):
+            return
+        clock = asyncio.get_running_loop().time
+        began, told_at, last = clock(), float("-inf"), FetchProgress(0, 0, 0, 0)
+        report = show or self._report
+        about = {"model": info.name, "model_id": info.id_text, **facts}
+
+        def tell(progress: FetchProgress) -> None:
+            nonlocal told_at, last
+            last = progress
+            if clock() - told_at >= TELL_S:
+                told_at = clock()
+                report({"event": "fetching", **about, **_figures(progress)})
+
+        await self._fetcher.fetch(wanted, tell)
+        seconds = round(clock() - began, 3)
+        report({"event": "fetched", **about, "bytes": last.have_bytes, "seconds": seconds})
+        if self._seeder is not None:
+            await self._seeder.look()
+
+
+def _is_meant(card: ModelCard, ref: str, model_id: bytes | None) -> bool:
+    return card.model_id == model_id or matches(ref, card.name, card.encoding)
+
+
+def _figures(progress: FetchProgress) -> dict[str, Any]:
+    return {
+        "bytes": progress.have_bytes,
+        "wanted_bytes": progress.wanted_bytes,
+        "bytes_s": progress.down_bytes_s,
+        "peers": progress.n_peers,
+        "web_bytes": progress.from_web_bytes,
+        "eta_s": None if progress.eta_s is None else round(progress.eta_s, 1),
+    }

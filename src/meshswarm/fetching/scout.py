@@ -1,0 +1,189 @@
+"""Finding who has pieces of a model, and bringing them together with its torrents.
+
+The rule this file keeps: nobody is dialled that the swarm's owner has expelled or that sent wrong pieces before; pieces
+are taken at the host where a holder's own connection was proved to come from; and who cannot be asked costs a moment
+once, beside everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from meshswarm.artifacts.merkle import check_piece_layer
+from meshswarm.artifacts.torrent.content import Content
+from meshswarm.artifacts.torrent.torrent import Torrent
+from meshswarm.config import Address
+from meshswarm.dht.holders import HolderRecord
+from meshswarm.dht.networks import is_local
+from meshswarm.dht.node import Dht
+from meshswarm.errors import ArtifactError, MeshswarmError, PeerUnreachableError
+from meshswarm.fetching.exchange import Pieces, all_of, ask_piece_layer, ask_pieces, in_words
+from meshswarm.identity import PeerId
+from meshswarm.net.connection import Connection
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.swarm import Swarm
+
+MAX_HOLDERS = 32
+"""Asked at a time: more peers than that do not make a fetch faster."""
+MAX_CONNECTIONS = 64
+REACH_TIMEOUT_S = 3.0
+
+
+class Outlaws:
+    """Peers whose pieces were wrong, for as long as this process lives."""
+
+    def __init__(self) -> None:
+        self._peers: set[PeerId] = set()
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._peers
+
+    def add(self, peer: PeerId) -> bool:
+        """Whether that is news."""
+        is_new = peer not in self._peers
+        self._peers.add(peer)
+        return is_new
+
+
+class Scout:
+    """The holders of one model. `look` asks who they are and what they have; `join` connects torrents with them."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        dht: Dht,
+        swarm: Swarm,
+        outlaws: Outlaws,
+        model_id: bytes,
+        contents: Sequence[Content],
+    ) -> None:
+        self._endpoint = endpoint
+        self._dht = dht
+        self._swarm = swarm
+        self._outlaws = outlaws
+        self._model_id = model_id
+        self._contents = contents
+        self._where: dict[PeerId, Address] = {}  # of their torrent sessions
+        self._others: dict[Address, None] = {}
+        self._joined: set[tuple[int, Address]] = set()
+        self.pieces: dict[PeerId, Pieces] = {}
+        """What each holder that answered has."""
+        self.silent: dict[PeerId, MeshswarmError] = {}
+        """Why the others could not be asked."""
+
+    @property
+    def n_holders(self) -> int:
+        return len(self.pieces)
+
+    def available(self, file: int) -> frozenset[int]:
+        """The pieces of a file that some holder has."""
+        content = self._contents[file]
+        return frozenset().union(*(all_of(each.files[file], content) for each in self.pieces.values()))
+
+    async def records(self) -> list[HolderRecord]:
+        """Those that may be asked."""
+        records = await self._dht.holders(self._model_id, fresh=True)
+        return [
+            record
+            for record in records
+            if record.peer != self._endpoint.peer_id
+            and self._swarm.admits(record.peer)
+            and record.peer not in self._outlaws
+        ]
+
+    async def look(self, torrent_port: int) -> None:
+        """Ask holders what they have: all that are known, whole ones first. `torrent_port`: where this peer gives
+        pieces to others, 0 for nowhere."""
+        records = sorted(await self.records(), key=lambda record: (not record.is_whole, record.peer))
+        async with asyncio.TaskGroup() as group:
+            for record in records[:MAX_HOLDERS]:
+                group.create_task(self._ask(record, torrent_port))
+        gone = {record.peer for record in records}
+        for peer in [peer for peer in self.pieces if peer not in gone]:
+            del self.pieces[peer]
+
+    def join(self, torrents: Sequence[Torrent]) -> None:
+        """Let torrents know where pieces may be had. Called again, it tells them of newcomers."""
+        addresses = [*self._where.values(), *self._others][:MAX_CONNECTIONS]
+        for file, torrent in enumerate(torrents):
+            for address in addresses:
+                if (file, address) not in self._joined:
+                    self._joined.add((file, address))
+                    torrent.connect(address.host, address.port)
+
+    def join_again(self) -> None:
+        """Forget who was told of whom: connections may have ended."""
+        self._joined.clear()
+
+    def blame(self, torrents: Sequence[Torrent]) -> list[PeerId]:
+        """Holders that torrents caught with wrong pieces, each told once; they are not asked again."""
+        blamed = {(host, port) for torrent in torrents for host, port in torrent.blamed}
+        caught = [peer for peer, address in self._where.items() if (address.host, address.port) in blamed]
+        for host, port in blamed:
+            self._others.pop(Address(host, port), None)
+        for peer in caught:
+            self._where.pop(peer, None)
+            self.pieces.pop(peer, None)
+        return [peer for peer in caught if self._outlaws.add(peer)]
+
+    async def piece_layer(self, file: int) -> bytes:
+        """A file's piece layer from the first holder that gives the right one. Raises ArtifactError, saying why nobody
+        does."""
+        content = self._contents[file]
+        errors: list[MeshswarmError] = []
+        for peer in list(self.pieces):
+            try:
+                connection = await self._endpoint.dial(peer)
+                layer = await ask_piece_layer(connection, self._model_id, file, content)
+                await asyncio.to_thread(check_piece_layer, content.length, content.root, content.piece_length, layer)
+                return layer
+            except MeshswarmError as error:
+                errors.append(error)
+        raise ArtifactError(f"no peer here gives the hashes of the model's pieces: {self.why_nobody(errors)}")
+
+    def why_nobody(self, more: Sequence[MeshswarmError] = ()) -> str:
+        """Why nothing comes, in words."""
+        errors = [*more, *self.silent.values()]
+        return in_words(errors) if errors else "nobody who holds it is known"
+
+    async def unreachable(self) -> list[PeerId]:
+        """Holders whose torrent port does not answer over TCP: behind a translator or a firewall, perhaps."""
+        peers = list(self._where)
+        reached = await asyncio.gather(*(_answers_tcp(self._where[peer]) for peer in peers))
+        return [peer for peer, is_reached in zip(peers, reached, strict=True) if not is_reached]
+
+    async def _ask(self, record: HolderRecord, torrent_port: int) -> None:
+        peer = record.peer
+        try:
+            connection = await self._endpoint.dial(peer, record.addresses)
+            said = await ask_pieces(connection, self._model_id, self._contents, torrent_port)
+        except MeshswarmError as error:
+            self.silent[peer] = error
+            self.pieces.pop(peer, None)
+            if isinstance(error, PeerUnreachableError):
+                self._dht.report_unreachable(peer)
+            return
+        self.silent.pop(peer, None)
+        self.pieces[peer] = said
+        self._learn(peer, connection, said)
+
+    def _learn(self, peer: PeerId, connection: Connection, said: Pieces) -> None:
+        """A holder is where its connection comes from, at the port it names; of others it may tell what it likes, but
+        not aim this peer at its own network."""
+        here = connection.remote_address
+        if said.torrent_port:
+            self._where[peer] = Address(here.host, said.torrent_port)
+        for other in said.others:
+            if is_local(here) or not is_local(other):
+                self._others.setdefault(other)
+
+
+async def _answers_tcp(address: Address) -> bool:
+    try:
+        async with asyncio.timeout(REACH_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

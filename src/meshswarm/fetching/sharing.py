@@ -1,0 +1,218 @@
+"""A peer's share in the swarm's files: what it fetches, what it gives, how fast, composed of the parts of this room.
+
+The rule this file keeps: it wires and decides nothing. Where seeding is turned off nothing is announced or answered,
+and files are open only while they are fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshswarm.artifacts.disk import Disk
+from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.torrent.session import TorrentSession
+from meshswarm.dht.node import Dht
+from meshswarm.errors import ConfigError, RequestError
+from meshswarm.fetching.exchange import Offer
+from meshswarm.fetching.fetcher import Fetcher
+from meshswarm.fetching.library import Library, Report
+from meshswarm.fetching.rates import Limits, Rates
+from meshswarm.fetching.seeder import Seeder
+from meshswarm.fetching.shelf import Shelf
+from meshswarm.identity import Identity
+from meshswarm.net.endpoint import Endpoint
+from meshswarm.net.swarm import Swarm
+from meshswarm.stage.slices.store import Slices
+
+PULL_PATH = "/meshswarm/pull"
+
+
+@dataclass(frozen=True, slots=True)
+class SharingSettings:
+    """What a person chose. `disk_bytes`: what the peer's own copies may take, None: as much as there is."""
+
+    seeds: bool = True
+    limits: Limits = field(default_factory=Limits)
+    disk_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What this peer computes meanwhile: whether, how much slower than on an idle machine, and which models."""
+
+    is_busy: Callable[[], bool] = lambda: False
+    slowdown: Callable[[], float | None] = lambda: None
+    served: Callable[[], Collection[bytes]] = lambda: ()
+
+
+class Sharing:
+    """`run` it beside everything else; `stop` it last. `library` gets models for this peer."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        dht: Dht,
+        swarm: Swarm,
+        store: Store,
+        slices: Slices,
+        home: Path,
+        *,
+        settings: SharingSettings,
+        report: Report,
+        work: Work,
+    ) -> None:
+        self._endpoint = endpoint
+        self._swarm = swarm
+        self._store = store
+        self._home = home
+        self._settings = settings
+        self._report = report
+        self._work = work
+        self._disk = Disk(home, store)
+        self._n_errands = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.shelf = Shelf(store, self._start_session)
+        self.fetcher = Fetcher(
+            endpoint,
+            dht,
+            swarm,
+            store,
+            self.shelf,
+            warn=self._warn,
+            make_room=self._make_room,
+            shares=settings.seeds,
+        )
+        self.seeder: Seeder | None = None
+        if settings.seeds:
+            self.seeder = Seeder(
+                endpoint, identity, dht, store, self.shelf, warn=self._warn, is_fetching=self.fetcher.is_fetching
+            )
+            Offer(endpoint, self.shelf)
+        self.library = Library(endpoint, dht, store, slices, self.shelf, self.fetcher, self.seeder, report)
+        self._rates = Rates(settings.limits, self.shelf.limit, work.is_busy, work.slowdown)
+        swarm.on_change(self._keys_changed)
+        self._renewing: asyncio.Event = asyncio.Event()
+
+    @property
+    def is_seeding(self) -> bool:
+        """Whether others can fetch anything here."""
+        return self.seeder is not None and self.seeder.is_seeding
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_rates())
+            group.create_task(self._renew())
+            if self.seeder is not None:
+                group.create_task(self.seeder.run())
+
+    async def stop(self) -> None:
+        """Give and take nothing more; what came is noted."""
+        await self.shelf.stop()
+
+    async def pull(self, body: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+        """A command's errand: the whole model that `body` names. Raises MeshswarmError."""
+        ref = body.get("model")
+        if not isinstance(ref, str) or not 0 < len(ref) <= 4096:
+            raise RequestError("a pull names a model", param="model")
+        self._n_errands += 1
+        self._idle.clear()
+        try:
+            info = await self.library.known(ref, tell)
+            await self.library.have_whole(info, tell)
+            return facts_of(info)
+        finally:
+            self._n_errands -= 1
+            if not self._n_errands:
+                self._idle.set()
+
+    async def errands_done(self) -> None:
+        """Until nobody waits for a pull."""
+        await self._idle.wait()
+
+    def as_json(self) -> dict[str, Any]:
+        """For the status."""
+        return {
+            "seeding": [] if self.seeder is None else self.seeder.as_json(),
+            "fetching": [model_id_text(model_id) for model_id in self.fetcher.fetching],
+            "torrent_port": self.shelf.torrent_port or None,
+            "up_limit_bytes_s": self._rates.up_bytes_s or None,
+            "sent_bytes": self.shelf.sent_bytes,
+        }
+
+    async def _start_session(self) -> TorrentSession:
+        """At the number of the port for peers, over TCP, or any other that is free."""
+        listen = self._endpoint.address
+        wanted = dict.fromkeys((listen.port, 0))
+        for port in wanted:
+            try:
+                return await TorrentSession.start(
+                    listen.host,
+                    port=port,
+                    secret=self._swarm.artifact_secret(),
+                    folder=self._home / "torrents",
+                    say=self._warn,
+                )
+            except ConfigError:
+                if not port:
+                    raise
+        raise AssertionError("port 0 was tried last")
+
+    async def _watch_rates(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._rates.look(loop.time())
+            await asyncio.sleep(Rates.PERIOD_S)
+
+    def _keys_changed(self) -> None:
+        self._renewing.set()
+
+    async def _renew(self) -> None:
+        """After a change of the swarm's key: pieces go under the new one alone, so that nobody who was expelled gets
+        any. What is being fetched goes on with the new session."""
+        secret = self._swarm.artifact_secret()
+        while True:
+            await self._renewing.wait()
+            self._renewing.clear()
+            if self._swarm.artifact_secret() != secret:
+                secret = self._swarm.artifact_secret()
+                await self.shelf.renew()
+                if self.seeder is not None:
+                    self.seeder.begin_again()
+
+    def _make_room(self, n_bytes: int, model_id: bytes) -> None:
+        """Blocks. Raises ArtifactError."""
+        if self._settings.disk_bytes is None:
+            return
+        served = {model_id, *self._work.served(), *self.fetcher.fetching}
+        folders = [self._home / "slices" / model_id_text(each) for each in served]
+        loaded = [path for folder in folders for path in folder.glob("*.gguf")]
+        gone = self._disk.make_room(self._settings.disk_bytes, n_bytes, in_use=served, slices_in_use=loaded)
+        for holding in gone:
+            name = self._store.name_of(holding.model_id)
+            self._warn(f"Removed the {holding.kind} of {name} ({holding.n_bytes / 1e6:.0f} MB) to stay within --disk")
+
+    def _warn(self, sentence: str) -> None:
+        self._report({"event": "warning", "message": sentence})
+
+
+def facts_of(info: ModelInfo) -> dict[str, Any]:
+    """A model that is here, as commands show it."""
+    return {
+        "name": info.name,
+        "model_id": info.id_text,
+        "local": True,
+        "architecture": info.architecture,
+        "encoding": info.encoding,
+        "layers": info.n_layers,
+        "bytes": sum(info.file_lengths),
+        "n_ctx": info.n_ctx_train,
+    }
