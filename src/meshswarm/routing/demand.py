@@ -78,8 +78,8 @@ def pick(offers: Sequence[Offer]) -> Pick | None:
     possible = [offer for offer in offers if offer.fit is not Fit.NOTHING]
     served = [offer for offer in possible if offer.is_served]
     if served:
-        best = min(served, key=_by_need)
-        return Pick(best, _why(best))
+        best = min(served, key=by_need)
+        return Pick(best, why(best))
     whole = [offer for offer in possible if offer.fit is Fit.WHOLE]
     if whole:
         best = max(whole, key=lambda offer: (SizeClass.of(offer.n_bytes), offer.is_verified, offer.n_bytes, offer.name))
@@ -90,13 +90,14 @@ def pick(offers: Sequence[Offer]) -> Pick | None:
     return None
 
 
-def _by_need(offer: Offer) -> tuple[int, float, float, int, str]:
-    view = offer.view
-    assert view is not None
-    return -offer.need, -offer.demand, offer.weakest, -len(view.holders), offer.name
+def by_need(offer: Offer) -> tuple[int, float, float, int, str]:
+    """The more an offer that somebody serves or asks for is in need, the less."""
+    assert offer.view is not None
+    return -offer.need, -offer.demand, offer.weakest, -len(offer.view.holders), offer.name
 
 
-def _why(offer: Offer) -> str:
+def why(offer: Offer) -> str:
+    """What speaks for an offer that somebody serves or asks for, as a clause."""
     view = offer.view
     assert view is not None
     n = len(view.holders)

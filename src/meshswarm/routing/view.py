@@ -21,6 +21,8 @@ MOBILE = "mobile"
 """The role of a peer that may move to other layers by itself."""
 STANDBY = "standby"
 """The role of a peer whose layers others can serve without it: it stays loaded, answers, and is the first to move."""
+GOING = "going"
+"""The role of a peer that is about to serve another model: it answers until then, and nobody counts on it any more."""
 LONE_SHARE = 2**20
 """A layer with one holder counts as this part of what that holder does, less than any with two: one failure takes it
 away, however fast it is."""
@@ -68,6 +70,7 @@ class Holder:
             is_loaded=record.loaded,
             next_span=record.next_span,
             is_mobile=MOBILE in record.roles,
+            is_leaving=GOING in record.roles,
         )
 
 
@@ -199,7 +202,7 @@ def _now(record: CoverageRecord, report: LoadReport | None, n_layers: int) -> Ho
     if report.model_id != record.model_id or report.span.stop > n_layers:
         return None
     us = report.us_per_layer or record.us_per_layer
-    holder = replace(holder, us_per_layer=us, is_leaving=report.draining)
+    holder = replace(holder, us_per_layer=us, is_leaving=holder.is_leaving or report.draining)
     if report.span == holder.span:
         return holder
     return replace(holder, span=report.span, next_span=None, is_loaded=True)
