@@ -17,8 +17,8 @@ from meshswarm.artifacts.hyperparameters import MAX_CONTEXT
 from meshswarm.span import MAX_LAYERS
 
 MAX_SOURCE_CHARS = 1024
-PARTS_PER_MILLION = 1_000_000
-MAX_ERROR_PPM = 1_000 * PARTS_PER_MILLION
+PARTS_PER_BILLION = 1_000_000_000
+MAX_ERROR_PPB = 1_000 * PARTS_PER_BILLION
 _BUILD = r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,31}"
 _NUMCLASS = r"[a-z0-9][a-z0-9._-]{0,47}"
 _ENCODING = r"[a-z0-9_]{1,16}"
@@ -82,8 +82,8 @@ class ProvedCuts:
 class Calibration:
     """How far honest computations of the same rows through `depth` layers are apart, between two classes of machines.
 
-    The error of a position is |y - y'| / |y'| over its row; `h50_ppm` and `h99_ppm` are its median and the largest but
-    one in a hundred, in parts per million, over `n_positions` positions. `encoding`: how most weights are stored.
+    The error of a position is |y - y'| / |y'| over its row; `h50_ppb` and `h99_ppb` are its median and the largest but
+    one in a hundred, in parts per billion, over `n_positions` positions. `encoding`: how most weights are stored.
     """
 
     depth: int
@@ -91,18 +91,18 @@ class Calibration:
     numclass: str
     other: str
     n_positions: int
-    h50_ppm: int
-    h99_ppm: int
+    h50_ppb: int
+    h99_ppb: int
 
     def __post_init__(self) -> None:
         _require(1 <= self.depth <= MAX_LAYERS, f"a depth is 1 to {MAX_LAYERS} layers")
         _require(re.fullmatch(_ENCODING, self.encoding), "a strange encoding")
         _require(re.fullmatch(_NUMCLASS, self.numclass) and re.fullmatch(_NUMCLASS, self.other), "a strange numclass")
         _require(1 <= self.n_positions <= 1 << 32, "a calibration is of 1 position or more")
-        _require(0 <= self.h50_ppm <= self.h99_ppm <= MAX_ERROR_PPM, "quantiles that cannot be")
+        _require(0 <= self.h50_ppb <= self.h99_ppb <= MAX_ERROR_PPB, "quantiles that cannot be")
 
     def fields(self) -> list[Any]:
-        quantiles = [self.h50_ppm, self.h99_ppm]
+        quantiles = [self.h50_ppb, self.h99_ppb]
         return [self.depth, self.encoding, self.numclass, self.other, self.n_positions, *quantiles]
 
     @classmethod
