@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine, Speed
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS
-from meshswarm.stage.families.cuts import LegalCuts
+from meshswarm.stage.families.cuts import LegalCuts, legal_cuts
 from meshswarm.stage.proving import calibration as module
 from meshswarm.stage.proving.calibration import (
     LEAST_POSITIONS,
@@ -52,6 +51,10 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return material(write_tiny("qwen3", tmp_path_factory.mktemp("tiny") / "q8.gguf", encoding=Encoding.Q8_0))
 
 
+def is_empty(folder: Path) -> bool:
+    return not list(folder.iterdir())
+
+
 async def test_every_depth_and_pair_of_numclasses_has_its_figures(quantised: Material, tmp_path: Path) -> None:
     told = await calibrate(quantised, "q8_0", folder=tmp_path)
     assert {(row.depth, row.encoding) for row in told} == {(1, "q8_0"), (2, "q8_0")}, "four layers, less both ends"
@@ -60,7 +63,7 @@ async def test_every_depth_and_pair_of_numclasses_has_its_figures(quantised: Mat
     assert all(0 <= row.h50_ppb <= row.h99_ppb < PPB and row.n_positions >= 127 for row in told)
     assert any(row.h99_ppb > 0 for row in told), "ways that never differ were the same way"
     assert told == await calibrate(quantised, "q8_0", folder=tmp_path), "the same text, the same bits"
-    assert not os.listdir(tmp_path), "its slices are gone"
+    assert is_empty(tmp_path), "its slices are gone"
 
 
 @pytest.mark.parametrize("name", ["qwen35moe", "deepseek4", "gpt-oss"])
@@ -73,7 +76,7 @@ async def test_the_figures_tell_cheats_from_honest_machines(quantised: Material,
     """By the rule that audits judge with: at most 4 times the median, and of 95 in 100 positions 4 times h99; above 8
     times the median it is a fault."""
     told = await calibrate(quantised, "q8_0", folder=tmp_path)
-    (span, *_), depth = stage_spans(module.legal_cuts(quantised.header)), 2
+    (span, *_), depth = stage_spans(legal_cuts(quantised.header)), 2
     h50 = max(row.h50_ppb for row in told if row.depth == depth) / PPB
     h99 = max(row.h99_ppb for row in told if row.depth == depth) / PPB
     bench = module._Bench(quantised, tmp_path, 1, None)
