@@ -116,7 +116,7 @@ def _ends(span: ByteRange) -> tuple[int, int]:
 
 
 def bencode(value: object) -> bytes:
-    """Bencoding (BEP 3) of numbers, bytes, text, lists, and dicts with text as keys."""
+    """Bencoding (BEP 3) of numbers, bytes, text, lists, and dicts with text or bytes as keys."""
     match value:
         case int():
             return b"i%de" % value
@@ -127,6 +127,6 @@ def bencode(value: object) -> bytes:
         case list():
             return b"l" + b"".join(map(bencode, value)) + b"e"
         case dict():
-            items = sorted((key.encode(), item) for key, item in value.items())
+            items = sorted((key.encode() if isinstance(key, str) else key, item) for key, item in value.items())
             return b"d" + b"".join(bencode(key) + bencode(item) for key, item in items) + b"e"
     raise TypeError(f"{type(value).__name__} cannot be bencoded")

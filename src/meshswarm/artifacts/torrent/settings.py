@@ -1,0 +1,116 @@
+"""libtorrent's settings here: fast over TCP, quiet, and forgiving enough that blame can be laid by ourselves.
+
+The rule this file keeps: no packet goes anywhere this peer was not told to go. No tracker, local discovery, peer
+exchange, port mapping or name is looked up; the mainline DHT only where the caller says so.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, cast
+
+from meshswarm.artifacts.torrent.alerts import MASK
+from meshswarm.errors import ConfigError
+
+Settings = dict[str, Any]
+
+_QUIET: Settings = {
+    "enable_dht": False,
+    "enable_lsd": False,
+    "enable_upnp": False,
+    "enable_natpmp": False,
+    "enable_ip_notifier": False,
+    "dht_bootstrap_nodes": "",
+    "webtorrent_stun_server": "",
+    "proxy_hostnames": False,
+    "user_agent": "meshswarm",
+    "handshake_client_version": "meshswarm",
+    "peer_fingerprint": "-MS0100-",
+}
+_FORGIVING: Settings = {
+    # Two peers that want nothing of each other now may in a second: cut, such a link never came back.
+    "close_redundant_connections": False,
+    # libtorrent bans the honest along with liars. Whoever it bans must be able to come back.
+    "allow_multiple_connections_per_ip": True,
+    "min_reconnect_time": 1,
+    "max_failcount": 100,
+    "peer_turnover": 0,
+}
+_FAST: Settings = {
+    "enable_outgoing_utp": False,  # a tenth of TCP's throughput
+    "enable_incoming_utp": False,
+    "out_enc_policy": 2,  # no obfuscation: RC4 costs as much as TLS, and proves nothing
+    "in_enc_policy": 2,
+    "send_buffer_watermark": 3 << 20,
+    "send_buffer_low_watermark": 512 << 10,
+    "send_buffer_watermark_factor": 150,
+    "max_out_request_queue": 1500,
+    "max_allowed_in_request_queue": 4000,
+    "aio_threads": 2,
+    "hashing_threads": 2,
+    "unchoke_slots_limit": 32,
+    "connection_speed": 100,
+    "torrent_connect_boost": 100,
+}
+_IMPATIENT: Settings = {
+    # A peer that stops sending: its blocks are asked of others after some seconds, not a minute.
+    "piece_timeout": 8,
+    "request_timeout": 10,
+    "peer_timeout": 60,
+    "peer_connect_timeout": 7,
+    "handshake_timeout": 7,
+}
+
+
+def session_settings(listen: str, *, may_use_mainline: bool = False, n_connections: int = 200) -> Settings:
+    """What a session starts with. `listen`: see `listen_interface`; empty: no socket at all, outgoing links only."""
+    return {
+        **_QUIET,
+        **_FORGIVING,
+        **_FAST,
+        **_IMPATIENT,
+        "enable_dht": may_use_mainline,
+        "listen_interfaces": listen,
+        "max_retry_port_bind": 0,
+        "listen_system_port_fallback": False,
+        "connections_limit": n_connections,
+        "active_limit": -1,
+        "alert_mask": MASK,
+        "alert_queue_size": 20_000,
+    }
+
+
+def listen_interface(host: str, port: int, *, is_private: bool) -> str:
+    """Where to listen, in libtorrent's form. Raises ConfigError for what is no address.
+
+    A private swarm's session has a TLS port and no other.
+    """
+    literal = address_literal(host)
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"{port} is no port: ports go from 0 (any free one) to 65535")
+    shown = f"[{literal}]" if ":" in literal else literal
+    return f"{shown}:{port}{'s' if is_private else ''}"
+
+
+def address_literal(host: str) -> str:
+    """`host` in the one form libtorrent gives it back. Raises ConfigError: names are looked up elsewhere."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"{host[:80]!r} is not an IP address") from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)
+
+
+def rate_limits(down_bytes_s: int, up_bytes_s: int) -> Settings:
+    """Bytes a second; 0 for none."""
+    if down_bytes_s < 0 or up_bytes_s < 0:
+        raise ConfigError("a rate is not less than 0 bytes a second")
+    most = (1 << 31) - 1
+    return {"download_rate_limit": min(down_bytes_s, most), "upload_rate_limit": min(up_bytes_s, most)}
+
+
+def as_pack(settings: Settings) -> Any:
+    """libtorrent's stubs name every key; a plain dict is what it takes."""
+    return cast(Any, settings)
