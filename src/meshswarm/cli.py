@@ -17,14 +17,25 @@ import typer
 from meshswarm import __version__
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.models_cli import models_app
-from meshswarm.commands.options import REF_HELP, Json, Llama, llama_options, parsed, show_result
+from meshswarm.commands.options import (
+    REF_HELP,
+    Join,
+    Json,
+    Llama,
+    Private,
+    llama_options,
+    parse_join,
+    parse_rate,
+    parsed,
+    show_result,
+)
 from meshswarm.commands.swarm_cli import swarm_app
 from meshswarm.config import DEFAULT_MODEL, Address, Home, WireChoice, default_home, parse_size
 from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.errors import ConfigError, MeshswarmError
 from meshswarm.head.request import Speculation
 from meshswarm.head.sampling_params import MAX_TEMPERATURE
-from meshswarm.identity import Identity, PeerId
+from meshswarm.identity import Identity
 
 app = typer.Typer(
     name="meshswarm",
@@ -38,7 +49,6 @@ app.add_typer(models_app, name="models")
 app.add_typer(swarm_app, name="swarm")
 
 Model = Annotated[str | None, typer.Option("--model", help=REF_HELP)]
-Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
 Swarm = Annotated[str | None, typer.Option("--swarm", help="The swarm's name; peers of different swarms never meet.")]
 Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Find peers on the local network by mDNS; never for loopback.")
@@ -51,7 +61,6 @@ Nodes = Annotated[
     list[str] | None,
     typer.Option("--rendezvous-node", help="HOST:PORT of a DHT node to start from, in a closed network."),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Only in a private swarm (`meshswarm swarm new` makes one).")]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,13 +73,6 @@ def root(
         typer.echo(f"meshswarm {__version__}")
         raise typer.Exit
     context.obj = Home(home if home is not None else default_home())
-
-
-def _parse_join(text: str) -> tuple[PeerId, Address]:
-    peer, at, address = text.partition("@")
-    if not at:
-        raise ValueError(f"{text[:80]!r} is not a peer's address: write PEERID@HOST:PORT, as `serve` prints it")
-    return PeerId.parse(peer), Address.parse(address)
 
 
 def _discovery(lan: bool | None, rendezvous: bool | None, nodes: list[str] | None) -> DiscoverySettings:
@@ -121,10 +123,25 @@ def serve(
     wire: Annotated[
         WireChoice, typer.Option("--wire", help="How rows go between peers, where `models prove` proved it.")
     ] = WireChoice.F32,
+    no_seed: Annotated[bool, typer.Option("--no-seed", help="Give no model files to other peers.")] = False,
+    slice_only: Annotated[
+        bool, typer.Option("--slice-only", help="Of what is fetched keep the slice alone, and give nothing on.")
+    ] = False,
+    disk: Annotated[
+        str | None, typer.Option("--disk", help="What this peer's own copies may take, for example 40GB.")
+    ] = None,
+    upload_rate: Annotated[
+        str | None, typer.Option("--upload-rate", help="Give model files at most so fast, for example 5MB/s.")
+    ] = None,
+    download_rate: Annotated[
+        str | None, typer.Option("--download-rate", help="Fetch model files at most so fast, for example 20MB/s.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
     from meshswarm.commands.serve import serve_forever
+    from meshswarm.fetching.rates import Limits
+    from meshswarm.fetching.sharing import SharingSettings
     from meshswarm.peer import PeerSettings
     from meshswarm.serving import ServingSettings
     from meshswarm.span import Span
@@ -140,6 +157,7 @@ def serve(
         yields=yields,
         is_auto=auto and model is None and layers is None,
         is_mobile=layers is None and (auto if rebalance is None else rebalance),
+        slice_only=slice_only,
     )
     if rebalance and layers is not None:
         raise typer.BadParameter("layers that were asked for are not exchanged for others", param_hint="--rebalance")
@@ -151,12 +169,20 @@ def serve(
         discovery=_discovery(lan, rendezvous, rendezvous_node),
         listen=None if listen is None else parsed("--listen", Address.parse, listen),
         api=None if api is None else parsed("--api", Address.parse, api),
-        join=tuple(parsed("--join", _parse_join, text) for text in join or ()),
+        join=tuple(parsed("--join", parse_join, text) for text in join or ()),
         serving=serving if is_serving else None,
         speculation=speculation,
         wire=wire,
         draft_model=draft_model,
         max_wait_s=wait,
+        sharing=SharingSettings(
+            seeds=not no_seed,
+            limits=Limits(
+                down_bytes_s=0 if download_rate is None else parsed("--download-rate", parse_rate, download_rate),
+                up_bytes_s=0 if upload_rate is None else parsed("--upload-rate", parse_rate, upload_rate),
+            ),
+            disk_bytes=None if disk is None else parsed("--disk", parse_size, disk),
+        ),
     )
     raise typer.Exit(serve_forever(settings, as_json=as_json))
 
@@ -184,7 +210,7 @@ def run(
     for name, value in (("model", model), ("max_tokens", max_tokens), ("seed", seed)):
         if value is not None:
             body[name] = value
-    peers = tuple(parsed("--join", _parse_join, text) for text in join or ())
+    peers = tuple(parsed("--join", parse_join, text) for text in join or ())
     ask(Question(Where(context.obj, swarm, private, peers), model, body), as_json=as_json)
 
 
@@ -239,7 +265,7 @@ def doctor(
     from meshswarm.commands.show import show_findings
 
     discovery = _discovery(lan, rendezvous, rendezvous_node)
-    peers = tuple(parsed("--join", _parse_join, text) for text in join or ())
+    peers = tuple(parsed("--join", parse_join, text) for text in join or ())
     findings = [*examine(context.obj), *examine_network(Search(context.obj, swarm, private, peers, discovery))]
     show_result([finding.as_json() for finding in findings], as_json, lambda _: show_findings(findings))
     if any(finding.is_failure for finding in findings):
@@ -287,7 +313,7 @@ def plan(
     from meshswarm.commands.show_plan import show_plan
     from meshswarm.commands.throwaway import Where
 
-    peers = tuple(parsed("--join", _parse_join, text) for text in join or ())
+    peers = tuple(parsed("--join", parse_join, text) for text in join or ())
     question = PlanQuestion(Where(context.obj, swarm, private, peers), model, n_ctx, n_prompt, n_streams)
     show_result(make_plan(question, None if as_json else show_progress), as_json, show_plan)
 

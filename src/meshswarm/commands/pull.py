@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from meshswarm.artifacts.disk import Disk
+from meshswarm.artifacts.merkle import parse_model_id
 from meshswarm.artifacts.sources import is_source
 from meshswarm.artifacts.store import Store
 from meshswarm.commands.control import RunningPeer, announce_running, find_running, forget_running
+from meshswarm.commands.models import entry_of
 from meshswarm.commands.serve import run_in_loop
 from meshswarm.commands.story import sentence_of
 from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
 from meshswarm.config import Home, HomeLock
 from meshswarm.errors import ConfigError, LocalError
-from meshswarm.fetching.sharing import PULL_PATH, facts_of
+from meshswarm.fetching.sharing import PULL_PATH
 
 START_S = 20.0
 
@@ -30,7 +33,8 @@ Show = Callable[[Mapping[str, Any]], None]
 
 
 def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
-    """Get the model behind `ref` into the folder's store: its facts. Raises MeshswarmError with a sentence."""
+    """Get the model behind `ref` into the folder's store: its entry, as `models list` shows it. Raises
+    MeshswarmError with a sentence."""
     tell: Show = show or (lambda event: None)
     store = Store(where.home.create().root)
     known = store.find(ref)
@@ -40,12 +44,16 @@ def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
             say=lambda sentence: tell({"event": "model", "message": sentence}),
             progress=lambda done, total: tell({"event": "reading", "bytes": done, "wanted_bytes": total}),
         )
-    if known is not None:
-        return facts_of(known)
-    running = _running(where.home)
-    if running is not None:
-        return _ask(where.leave_to(running, "models pull"), ref, tell)
-    return run_in_loop(_ask_own_peer(where, ref, tell))
+    if known is None:
+        running = _running(where.home)
+        if running is not None:
+            model_id = _ask(where.leave_to(running, "models pull"), ref, tell)
+        else:
+            model_id = run_in_loop(_ask_own_peer(where, ref, tell))
+        known = store.get(parse_model_id(model_id))
+        if known is None:
+            raise LocalError(f"{ref[:80]} was fetched and is not here: somebody removed it meanwhile")
+    return entry_of(store, Disk(where.home.root, store), known)
 
 
 def _running(home: Home) -> RunningPeer | None:
@@ -62,17 +70,17 @@ def _running(home: Home) -> RunningPeer | None:
     return running
 
 
-def _ask(peer: RunningPeer, ref: str, tell: Show) -> dict[str, Any]:
+def _ask(peer: RunningPeer, ref: str, tell: Show) -> str:
+    """The id of the model."""
     for event in peer.stream(PULL_PATH, {"model": ref}):
         if "progress" in event:
             tell(event["progress"])
         elif "result" in event:
-            result: dict[str, Any] = event["result"]
-            return result
+            return str(event["result"]["model_id"])
     raise LocalError(f"the peer at {peer.api} ended before {ref[:80]} was here; what came is kept: pull it again")
 
 
-async def _ask_own_peer(where: Where, ref: str, tell: Show) -> dict[str, Any]:
+async def _ask_own_peer(where: Where, ref: str, tell: Show) -> str:
     """It can be found while it runs, so that a second pull in this folder shares it, and it stays for that one."""
     async with throwaway_peer(where, say=lambda sentence: tell({"event": "model", "message": sentence})) as peer:
         announce_running(where.home, peer.api.base_url, None)

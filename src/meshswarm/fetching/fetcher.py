@@ -32,7 +32,7 @@ TELL_S = 0.5
 PATIENCE_S = 20.0
 """How long nothing may come from anybody before peers are looked for anew."""
 MAX_ROUNDS_IN_VAIN = 3
-SAVE_S = 5.0
+SAVE_S = 2.0
 FILES_AT_ONCE = 4
 
 ProgressOf = Callable[[FetchProgress], None]
@@ -137,10 +137,19 @@ class Fetcher:
         await self._piece_layers(scout, model_id, contents)
         torrents = await self._shelf.open(model_id)
         try:
+            await self._from_headers(model_id, contents, torrents)
             await _Fetch(self, wanted, contents, torrents, missing, scout).run()
         finally:
             if not self._shares:
                 await self._shelf.close(model_id)
+
+    async def _from_headers(self, model_id: bytes, contents: Sequence[Content], torrents: Sequence[Torrent]) -> None:
+        """The pieces that lie in the proved headers are here already; others may want them of this peer too."""
+        header = await asyncio.to_thread(self._store.header, model_id)
+        for part, content, torrent in zip(header.files, contents, torrents, strict=True):
+            for piece in sorted(content.pieces_within([range(part.data_offset)]) - torrent.have()):
+                place = content.piece_range(piece)
+                await torrent.add_piece(piece, part.raw[place.start : place.stop])
 
     async def _piece_layers(self, scout: Scout, model_id: bytes, contents: Sequence[Content]) -> None:
         """See that pieces can be checked, before any is asked for."""

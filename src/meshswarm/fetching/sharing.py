@@ -14,7 +14,6 @@ from typing import Any
 
 from meshswarm.artifacts.disk import Disk
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.torrent.session import TorrentSession
 from meshswarm.dht.node import Dht
@@ -128,7 +127,7 @@ class Sharing:
         try:
             info = await self.library.known(ref, tell)
             await self.library.have_whole(info, tell)
-            return facts_of(info)
+            return {"model_id": info.id_text, "name": info.name}
         finally:
             self._n_errands -= 1
             if not self._n_errands:
@@ -203,16 +202,3 @@ class Sharing:
     def _warn(self, sentence: str) -> None:
         self._report({"event": "warning", "message": sentence})
 
-
-def facts_of(info: ModelInfo) -> dict[str, Any]:
-    """A model that is here, as commands show it."""
-    return {
-        "name": info.name,
-        "model_id": info.id_text,
-        "local": True,
-        "architecture": info.architecture,
-        "encoding": info.encoding,
-        "layers": info.n_layers,
-        "bytes": sum(info.file_lengths),
-        "n_ctx": info.n_ctx_train,
-    }
