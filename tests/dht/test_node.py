@@ -11,9 +11,10 @@ import pytest
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.config import Address
 from meshswarm.dht import messages
+from meshswarm.dht.contact import Contact
 from meshswarm.dht.holders import HolderRecord
-from meshswarm.dht.messages import Sender, StoreQuestion, StoreStatus
-from meshswarm.dht.node import Dht
+from meshswarm.dht.messages import Sender, StoreQuestion, StoreStatus, Verdict
+from meshswarm.dht.node import DIALS_FOR_OTHERS_BURST, DIALS_FOR_OTHERS_PER_S, Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.dht.signed import LIFETIME_S, SignedRecord
 from meshswarm.dht.upkeep import Periods
@@ -579,3 +580,40 @@ async def test_who_turns_out_to_be_a_client_leaves_tables_and_what_is_remembered
     two.dht._renew_sender()
     await two.dht.join([one.reach])
     await until(lambda: gone in [peer for peer, _ in one.dht.known_peers()])
+
+
+async def test_whoever_asks_and_however_many_a_peer_dials_for_others_once_in_two_seconds(loopback: Loopback) -> None:
+    """Thirty keys aim it at one victim. Questions that mean nobody, or somebody on a local network, cost nothing."""
+    one = await loopback.start(1, run=False)
+    dialled: list[Contact] = []
+
+    async def dial_afresh(wanted: Contact) -> Verdict:  # nothing beyond loopback is sent to by a test
+        dialled.append(wanted)
+        return Verdict.SILENT
+
+    one.dht._questions.dial_afresh = dial_afresh  # type: ignore[method-assign]
+    askers = [Identity.from_seed(number.to_bytes(32)).peer_id for number in range(100, 130)]
+    sender = Sender(False, ())
+
+    async def ask(asker: PeerId, wanted: Contact) -> Verdict:
+        return messages.decode_verdict(await one.dht._answer_dial(asker, messages.encode_dial(sender, wanted)))[1]
+
+    victim = Contact(Identity.from_seed(bytes(32)).peer_id, (Address("203.0.113.5", 53), Address("203.0.113.6", 53)))
+    local, itself = Contact(victim.peer, (Address("192.168.1.1", 53),)), Contact(one.dht._core.own, victim.addresses)
+    for asker in askers:
+        assert await ask(asker, local) is Verdict.UNKNOWN and await ask(asker, itself) is Verdict.UNKNOWN
+    assert dialled == []
+    verdicts = [await ask(asker, victim) for asker in askers]
+    assert verdicts == [Verdict.SILENT] * int(DIALS_FOR_OTHERS_BURST) + [Verdict.UNKNOWN] * (
+        len(askers) - int(DIALS_FOR_OTHERS_BURST)
+    )
+    loopback.clock.now += 10.0
+    before = len(dialled)
+    assert [await ask(asker, victim) for asker in askers].count(Verdict.SILENT) == min(
+        int(DIALS_FOR_OTHERS_BURST), int(10 * DIALS_FOR_OTHERS_PER_S)
+    )
+    assert len(dialled) - before <= 5
+    assert {wanted.addresses for wanted in dialled} == {victim.addresses[:1]}, "one address, however many are named"
+    with pytest.raises(RefusedError, match="too many dials"):
+        for _ in range(10):
+            await ask(askers[0], victim)
