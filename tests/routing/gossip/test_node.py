@@ -105,3 +105,12 @@ async def test_who_asks_too_much_waits_and_who_lies_is_refused(three: list[Peer]
         for _ in range(200):
             await connection.request(PROBE, messages.encode_empty(), max_reply_bytes=4096)
     assert two.peer not in one.node.gone()
+
+
+async def test_an_older_gossip_hears_what_it_needs_and_is_counted(three: list[Peer]) -> None:
+    one, two, _ = three
+    await until(lambda: all_know(three))
+    connection = await two.endpoint.dial(one.peer, (one.endpoint.address,))
+    with pytest.raises(RemoteProtocolError, match="needs a newer meshswarm"):
+        await connection.request(PROBE, messages.wire.pack([1]), max_reply_bytes=4096)
+    assert one.node.as_json()["outdated"] == 1 and two.node.as_json()["outdated"] == 0

@@ -18,17 +18,14 @@ from meshswarm.routing.gossip import messages
 from meshswarm.routing.gossip.ask import Ask, Asks
 from meshswarm.routing.gossip.events import Event, Events
 from meshswarm.routing.gossip.hearing import Hearing
-from meshswarm.routing.gossip.loads import Loads
 from meshswarm.routing.gossip.messages import PROBE, PUSH, SWAP, WATCH, WITNESS, Swap, Swapped, Word, WordKind, tag
-from meshswarm.routing.gossip.meter import DemandMeter
 from meshswarm.routing.gossip.neighbours import DECLINED_S, FAILED_S, LONELY, MISBEHAVED_S, Neighbours
 from meshswarm.routing.gossip.own import OwnWords
 from meshswarm.routing.gossip.report import LoadReport
-from meshswarm.routing.gossip.standing import Standings
-from meshswarm.routing.gossip.summaries import Summaries
-from meshswarm.routing.gossip.summary import Holding, Summary
+from meshswarm.routing.gossip.summary import Holding
 from meshswarm.routing.gossip.surveys import Surveys
 from meshswarm.routing.gossip.swarm_clock import SwarmClock
+from meshswarm.routing.gossip.views import Views
 from meshswarm.routing.gossip.vigil import Vigil
 from meshswarm.routing.gossip.watch import BEAT_S, OwnWatchers
 
@@ -41,11 +38,10 @@ DIAL_TIMEOUT_S = 3.0
 CHORES_S = 5.0
 REVISIT_S = 30.0
 ASK_BACK_S = 0.5  # at most so often is asked out of turn, because a neighbour knows of something urgent
-CREDIBLE_PER_S = 10.0  # requests a second of one peer's clients for one model; what it claims beyond counts for nothing
 MAX_KIN = 1024
 
 
-class Gossip:
+class Gossip(Views):
     """One peer's gossip. `now` is any clock that only rises, the same in every call; `started_ms`: Unix time at its
     making. `secret`: 16 bytes that nobody else knows. `admits`: who may be spoken of. `known`: whom this peer knows
     in other ways than by gossip, as by its table; the core adds those it has met itself."""
@@ -62,12 +58,8 @@ class Gossip:
         admits: Callable[[PeerId], bool] = lambda peer: True,
         known: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        self.own = identity.peer_id
-        self.meter = DemandMeter()
-        self.standings = Standings(self.knows)
+        super().__init__(identity.peer_id, secret, self.knows)
         self.neighbours = Neighbours(self.own, rng)
-        self.loads = Loads()
-        self.summaries = Summaries(secret)
         self.words = OwnWords(identity, scope, self.meter, now, started_ms)
         self._identity = identity
         self._scope = scope
@@ -108,37 +100,10 @@ class Gossip:
         self._expected_at = now
         self._has_left = False
 
-    # -- what others want to know
-
-    def gone(self, now: float) -> frozenset[PeerId]:
-        """Peers that are dead or have left."""
-        return self.standings.gone(now)
-
-    def draining(self, now: float) -> frozenset[PeerId]:
-        """Peers that said they take nothing new."""
-        return frozenset(report.peer for report in self.loads.fresh(now) if report.draining)
-
-    def reports(self, now: float) -> dict[PeerId, LoadReport]:
-        """Fresh reports of others that are not gone."""
-        gone = self.gone(now)
-        return {report.peer: report for report in self.loads.fresh(now) if report.peer not in gone}
-
     def knows(self, peer: PeerId) -> bool:
         """Whether this peer knows of it by more than what neighbours say."""
         is_met = self.neighbours.has_met(peer) or peer in self.vigil.wards
         return is_met or self._surveys.holds(peer) or self._known(peer)
-
-    def coverage(self, model_id: bytes, now: float) -> Sequence[Summary]:
-        return self.summaries.of(model_id, now)
-
-    def demand(self, now: float) -> dict[bytes, float]:
-        """Requests a second by model: this peer's own and those in fresh reports; or what authors of summaries have
-        heard where that is more (the median of them, so that one of several moves little)."""
-        heard = self._heard_demand(now)
-        for model_id in self.summaries.models(now):
-            told = sorted(summary.requests_per_s for summary in self.summaries.of(model_id, now))
-            heard[model_id] = max(told[(len(told) - 1) // 2], heard.get(model_id, 0.0))
-        return heard
 
     # -- what the shell tells
 
@@ -389,7 +354,7 @@ class Gossip:
             self.reports(now),
             self.gone(now),
             self.summaries,
-            self._heard_demand(now),
+            self.heard_demand(now),
             self.words.next_number(now),
             now,
         )
@@ -419,13 +384,6 @@ class Gossip:
         served = self.words.said.model_id
         asked = set(self.meter.rates(now)) if now is not None else set(self._hearing.cares)
         self._hearing.cares = frozenset(asked | ({served} if served is not None else set()))
-
-    def _heard_demand(self, now: float) -> dict[bytes, float]:
-        heard = self.meter.rates(now)
-        for report in self.loads.fresh(now):
-            for model_id, per_s in report.demand:
-                heard[model_id] = heard.get(model_id, 0.0) + min(per_s, CREDIBLE_PER_S)
-        return heard
 
 
 def _within(words: Sequence[Word]) -> tuple[Word, ...]:

@@ -74,9 +74,10 @@ class Loads:
         if known is not None and self._by_tag.get(known.tag) == peer:
             del self._by_tag[known.tag]
 
-    def fresh(self, now: float) -> Iterator[LoadReport]:
+    def fresh(self, now: float, within_s: float = FRESH_S) -> Iterator[LoadReport]:
+        """Those heard within that time, the newest first."""
         for known in reversed(self._known.values()):
-            if now - known.heard_at > FRESH_S:
+            if now - known.heard_at > within_s:
                 return
             yield known.signed.report
 

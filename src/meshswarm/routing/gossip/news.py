@@ -8,6 +8,7 @@ from typing import Protocol
 
 from meshswarm.identity import PeerId
 from meshswarm.routing.gossip.report import LoadReport
+from meshswarm.routing.gossip.told import Told
 
 
 class News(Protocol):
@@ -21,6 +22,9 @@ class News(Protocol):
 
     def loads(self) -> Mapping[PeerId, LoadReport]:
         """Fresh reports by peer."""
+
+    def told(self, model_id: bytes, n_layers: int) -> Told | None:
+        """What a few peers say together of who holds a model; None where too few speak of it."""
 
     def asked(self, model_id: bytes) -> None:
         """A client of this peer asked for a model: demand, of which others hear."""
@@ -37,6 +41,9 @@ class Quiet:
 
     def loads(self) -> Mapping[PeerId, LoadReport]:
         return MappingProxyType({})
+
+    def told(self, model_id: bytes, n_layers: int) -> Told | None:
+        return None
 
     def asked(self, model_id: bytes) -> None:
         pass

@@ -27,6 +27,7 @@ from meshswarm.routing.gossip.core import Gossip
 from meshswarm.routing.gossip.messages import KINDS, MAX_MESSAGE_BYTES, OutdatedError
 from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.gossip.summary import Holding, Summary
+from meshswarm.routing.gossip.told import Told
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,11 @@ class GossipNode:
     def coverage(self, model_id: bytes) -> Sequence[Summary]:
         """What a few peers that know most of a model say of it."""
         return self._core.coverage(model_id, self._clock())
+
+    def told(self, model_id: bytes, n_layers: int) -> Told | None:
+        """What those say together of who holds a model: good for a list, and for where to look; None where too few
+        speak of it. At once; nobody is asked."""
+        return self._core.told(model_id, n_layers, self._clock())
 
     def demand(self) -> Mapping[bytes, float]:
         """Requests a second by model, as far as is known here."""
