@@ -160,6 +160,19 @@ async def test_coverage_is_found_by_everybody_odd_and_overlapping_spans_included
     assert own.expires_ms == int((loopback.clock.now + LIFETIME_S) * 1000)
 
 
+async def test_who_is_in_the_table_or_was_read_is_known_and_nobody_else(loopback: Loopback) -> None:
+    one, other = await loopback.start(1), await loopback.start(2)
+    hidden = await loopback.start(3, server=False)
+    await hidden.dht.join([other.reach])
+    await hidden.serve("0:10")
+    assert not one.dht.knows(other.identity.peer_id)
+    await one.dht.join([other.reach])
+    assert one.dht.knows(other.identity.peer_id) and other.dht.knows(hidden.identity.peer_id)
+    await one.sees(fresh=True)
+    assert one.dht.knows(hidden.identity.peer_id), "its record was read"
+    assert not one.dht.knows(Identity.from_seed((99).to_bytes(32)).peer_id)
+
+
 async def test_what_is_said_reaches_those_who_asked_before(loopback: Loopback) -> None:
     """The answer is remembered, but what others send here since is in it."""
     one, two = await loopback.chain(2)

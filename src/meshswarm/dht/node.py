@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
@@ -42,6 +43,7 @@ from meshswarm.net.swarm import Swarm
 
 LEAVE_TIMEOUT_S = 3.0
 DIALS_FOR_OTHERS_PER_S, DIALS_FOR_OTHERS_BURST = 0.5, 4.0  # whoever asks, and wherever to
+_MAX_READ_OF = 4096
 _FIRST_CONNECTIONS = 8  # each of them may show at once where this peer is; later ones are looked at every round
 
 
@@ -84,6 +86,7 @@ class Dht:
             self._renew_sender,
         )
         self._answers = Answers(self._core, self._questions, self._upkeep, clock)
+        self._read_of: OrderedDict[PeerId, None] = OrderedDict()  # who was read to serve something, longest ago first
         for kind in (messages.PING, messages.FIND, messages.STORE):
             endpoint.handle_request(
                 kind,
@@ -121,10 +124,10 @@ class Dht:
         return list(known.items())[:MAX_KNOWN_PEERS]
 
     def seen_peers(self) -> list[SeenPeer]:
-        """The peers in this one's table, last heard first; none when this peer is alone."""
+        """The peers in this one's table, those first that are best to start from another time; none when this peer is
+        alone."""
         held = self.unreachable()
-        near = sorted(self._core.table.neighbours(), key=lambda neighbour: -neighbour.last_seen)
-        live = [each for each in near if each.contact.peer not in held]
+        live = [each for each in self._core.table.worth_keeping() if each.contact.peer not in held]
         return [SeenPeer(each.contact.peer, each.contact.addresses, each.last_seen) for each in live]
 
     def unreachable(self) -> frozenset[PeerId]:
@@ -193,7 +196,13 @@ class Dht:
         """
         records = await self._records(self._topics.span(model_id, 0, n_layers), fresh=fresh, ask=ask)
         read = read_coverage(records)
-        return [record for record in read if record.model_id == model_id and record.span.stop <= n_layers]
+        found = [record for record in read if record.model_id == model_id and record.span.stop <= n_layers]
+        for record in found:
+            self._read_of.pop(record.peer, None)
+            self._read_of[record.peer] = None
+        while len(self._read_of) > _MAX_READ_OF:
+            self._read_of.popitem(last=False)
+        return found
 
     async def first_holders(self, model_ids: Iterable[bytes]) -> dict[bytes, list[CoverageRecord]]:
         """Who serves the first layers of each of many models: one key of each, looked up together."""
@@ -233,6 +242,10 @@ class Dht:
             return connection.rtt_s
         known = self._core.table.get(peer)
         return None if known is None else known.rtt_s
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether it is in the table, or its word is kept here or was read lately. At once; nobody is asked."""
+        return self._core.table.get(peer) is not None or self._core.store.has_of(peer) or peer in self._read_of
 
     def met_in(self, peer: PeerId) -> bytes | None:
         """Which network this peer has met `peer` in, at an address it proved to have; None when it never has.

@@ -62,6 +62,10 @@ class RecordStore:
             for identity in [identity for identity, kept in records.items() if not self._can_be(kept.record)]:
                 self._remove(key, identity)
 
+    def has_of(self, author: PeerId) -> bool:
+        """Whether anything that it signed is kept here."""
+        return author in self._of_author
+
     def get(self, key: bytes, now: float) -> list[SignedRecord]:
         """Everything alive under `key`, tombstones included: they end older copies elsewhere."""
         return [kept.record for kept in self._under.get(key, {}).values() if not kept.record.is_expired(now)]
