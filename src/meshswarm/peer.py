@@ -209,7 +209,7 @@ class Peer:
         )
         sent = SentRows(ActivationLog(LogLimits(), home.spill), tasks)
         self.spans = SpanServer(self.endpoint, tasks, bookkeeper, sent)
-        self.gossip = GossipNode(self.endpoint, self.identity, swarm)
+        self.gossip = GossipNode(self.endpoint, self.identity, swarm, known=self.dht.knows)
         offer_headers(self.endpoint, self.store)
         offer_manifests(self.endpoint, self.manifests)
         names = RememberedNames(home.root / "names.json", swarm.swarm_id)
