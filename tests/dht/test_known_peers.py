@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from meshswarm.config import Address
-from meshswarm.dht.known_peers import MAX_AGE_S, MAX_KNOWN_PEERS, KnownPeers, KnownPeersError, SeenPeer
+from meshswarm.dht.known_peers import (
+    MAX_AGE_S,
+    MAX_SAVED,
+    MAX_SAVED_OF_NETWORK,
+    MIN_EARLIER,
+    KnownPeers,
+    KnownPeersError,
+    SeenPeer,
+)
 from meshswarm.identity import Identity, PeerId
 
 ME, OTHER = Identity.from_seed(b"m" * 32), Identity.from_seed(b"o" * 32)
@@ -35,9 +43,9 @@ def refusal(known: KnownPeers) -> str:
     return str(caught.value)
 
 
-def test_what_is_saved_is_loaded_the_newest_first(tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded_in_its_order(tmp_path: Path) -> None:
     cache(tmp_path).save([OLD, NEW], NOW)
-    assert cache(tmp_path).load(NOW) == [NEW, OLD]
+    assert cache(tmp_path).load(NOW) == [OLD, NEW]
     assert list(tmp_path.iterdir()) == [cache(tmp_path).path]
 
 
@@ -124,9 +132,27 @@ def test_only_so_many_are_kept_and_none_is_of_the_future(tmp_path: Path) -> None
     known = cache(tmp_path)
     known.save([SeenPeer(PeerId(n.to_bytes(32)), (Address("10.0.0.1", n + 1),), NOW + n) for n in range(500)], NOW)
     loaded = known.load(NOW)
-    assert len(loaded) == MAX_KNOWN_PEERS
+    assert len(loaded) == MAX_SAVED
     assert {each.last_s for each in loaded} == {NOW}
-    assert loaded[0].addresses == (Address("10.0.0.1", 500),)
+    assert loaded[0].addresses == (Address("10.0.0.1", 1),)
+
+
+def at(number: int, host: str) -> SeenPeer:
+    return SeenPeer(PeerId(number.to_bytes(32)), (Address(host, 4000),), NOW)
+
+
+def test_a_stranger_with_many_keys_neither_fills_the_file_nor_drives_out_those_of_earlier_times(tmp_path: Path) -> None:
+    known = cache(tmp_path)
+    friends = [at(number, f"10.0.{number}.1") for number in range(50)]
+    known.save(friends, NOW)
+    known.save([at(1000 + number, f"203.0.113.{number % 250}") for number in range(500)], NOW)
+    loaded = known.load(NOW)
+    assert [each for each in loaded if each in friends] == friends
+    assert len(loaded) == 50 + MAX_SAVED_OF_NETWORK
+    known.save([at(2000 + number, f"10.1.{number % 250}.{number // 250}") for number in range(500)], NOW)
+    loaded = known.load(NOW)
+    assert len(loaded) == MAX_SAVED
+    assert len([each for each in loaded if each in friends]) >= MIN_EARLIER - MAX_SAVED_OF_NETWORK
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

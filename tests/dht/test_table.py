@@ -270,3 +270,20 @@ def test_a_bucket_that_a_lookup_went_through_needs_no_refresh(table: RoutingTabl
     table.looked_through(bytes(20), 5.0)
     table.looked_through(bytes([255]) * 20, 5.0)
     assert len(table.refresh_targets(10.0, older_than_s=10.0, rng=random.Random(1))) == count - 2
+
+
+def test_whom_to_start_from_another_time_is_spread_over_the_space_and_not_for_strangers_to_choose(
+    table: RoutingTable,
+) -> None:
+    """Strangers dial this peer all the time and were always heard last: those it dialled itself come first."""
+    for number in range(1, 200):
+        table.saw(contact(number), 0.0, is_outbound=number % 3 == 0)
+    for number in range(1, 200):
+        if number % 3:
+            table.saw(contact(number), 1000.0 + number)
+    kept = table.worth_keeping()
+    assert {each.contact.peer for each in kept} == {each.contact.peer for each in table.neighbours()}
+    assert len(kept) == len(table)
+    first = kept[: len(table._buckets)]
+    assert all(table._bucket(each.id) is bucket for each, bucket in zip(first, table._buckets, strict=True))
+    assert all(each.is_outbound for each in first)

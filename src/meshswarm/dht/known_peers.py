@@ -3,6 +3,7 @@
 The rule this file keeps: the file is a hint that only this peer may have written, about this swarm. One that somebody
 changed, or that belongs to another peer or swarm, is refused with a sentence and never keeps a peer from starting; it
 is written whole or not at all; and who was met once is forgotten only for somebody met later, or after a long time.
+However many a stranger has this peer meet, those of one network have a share, and those of earlier times keep theirs.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshswarm.config import Address
+from meshswarm.dht.networks import network_of
 from meshswarm.dht.wire import MAX_ADDRESSES
 from meshswarm.errors import LocalError
 from meshswarm.identity import Identity, PeerId
 
-MAX_KNOWN_PEERS = 64
+MAX_KNOWN_PEERS = 64  # that are named to other parts of the program
+MAX_SAVED = 128
+MAX_SAVED_OF_NETWORK = 8
+MIN_EARLIER = MAX_SAVED // 4  # places of those met before, when so many were
 MAX_AGE_S = 180 * 86400.0
 _MAX_FILE_BYTES = 256 * 1024
 _VERSION = 2
@@ -57,8 +63,8 @@ class KnownPeers:
         self._swarm_id = swarm_id
 
     def load(self, now_s: float) -> list[SeenPeer]:
-        """Those met last first; none when there is no such file. Raises KnownPeersError for one that is not this
-        peer's own, or that cannot be read."""
+        """The best first, as they were saved; none when there is no such file. Raises KnownPeersError for one that is
+        not this peer's own, or that cannot be read."""
         try:
             if self.path.stat().st_size > _MAX_FILE_BYTES:
                 raise ValueError("it is far too large")
@@ -69,21 +75,18 @@ class KnownPeers:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KnownPeersError(f"the known peers in {self.path} are ignored: {_reason(error)}") from None
         recent = [SeenPeer(each.peer, each.addresses, min(each.last_s, now_s)) for each in seen]
-        return sorted((each for each in recent if now_s - each.last_s <= MAX_AGE_S), key=lambda each: -each.last_s)
+        return [each for each in recent if now_s - each.last_s <= MAX_AGE_S]
 
     def save(self, met: Iterable[SeenPeer], now_s: float) -> None:
-        """Puts `met` before those that are there. When that fails, there is a warning and the old file stays."""
+        """Puts `met`, the best first, before those that are there. When that fails, there is a warning and the old file
+        stays."""
         try:
             earlier = self.load(now_s)
         except KnownPeersError:
             earlier = []
-        newest: dict[PeerId, SeenPeer] = {}
-        for each in sorted([*met, *earlier], key=lambda each: -each.last_s):
-            newest.setdefault(each.peer, each)
         entries = [
             {"peer": str(each.peer), "addresses": [str(address) for address in each.addresses], "last_s": each.last_s}
-            for each in list(newest.values())[:MAX_KNOWN_PEERS]
-            if each.addresses
+            for each in _chosen(met, earlier)
         ]
         body = {"version": _VERSION, "swarm": self._swarm_id.hex(), "peers": entries}
         signature = self._identity.sign(_PURPOSE, _signed(body)).hex()
@@ -103,7 +106,25 @@ class KnownPeers:
             raise ValueError("this peer did not write it, or somebody changed it since")
         if body["swarm"] != self._swarm_id.hex():
             raise ValueError("it is about another swarm")
-        return [_entry(entry) for entry in body["peers"][:MAX_KNOWN_PEERS]]
+        return [_entry(entry) for entry in body["peers"][:MAX_SAVED]]
+
+
+def _chosen(met: Iterable[SeenPeer], earlier: Iterable[SeenPeer]) -> list[SeenPeer]:
+    """Those worth the places there are."""
+    of_network: Counter[bytes] = Counter()
+
+    def shared(peers: Iterable[SeenPeer]) -> Iterator[SeenPeer]:
+        for each in peers:
+            network = network_of(each.addresses[0]) if each.addresses else None
+            if network is not None:
+                of_network[network] += 1
+            if each.addresses and (network is None or of_network[network] <= MAX_SAVED_OF_NETWORK):
+                yield each
+
+    now = {each.peer: each for each in shared({each.peer: each for each in met}.values())}
+    before = list(shared(each for each in earlier if each.peer not in now))
+    n_now = MAX_SAVED - min(len(before), max(MIN_EARLIER, MAX_SAVED - len(now)))
+    return [*list(now.values())[:n_now], *before][:MAX_SAVED]
 
 
 def _entry(entry: Any) -> SeenPeer:

@@ -14,6 +14,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 from kademlia.node import Node
 from kademlia.routing import KBucket
@@ -223,6 +224,15 @@ class RoutingTable:
     def neighbours(self) -> list[Neighbour]:
         """Everybody in the table, also those left alone at present."""
         return [each for bucket in self._buckets for each in bucket.nodes.values()]
+
+    def worth_keeping(self) -> list[Neighbour]:
+        """Everybody as above, one of each bucket after the other: the first few know the whole space. Of a bucket those
+        that were dialled from here come first, then those heard last: to be heard costs a stranger nothing."""
+        ranked = (
+            sorted(bucket.nodes.values(), key=lambda each: (not each.is_outbound, -each.last_seen))
+            for bucket in self._buckets
+        )
+        return [each for each in chain.from_iterable(zip_longest(*ranked)) if each is not None]
 
     def closest(self, target: bytes, now: float, *, count: int | None = None) -> list[Contact]:
         """The `count` (default k) contacts nearest to `target`, nearest first, without those left alone at present."""
