@@ -4,7 +4,7 @@
     fetch_loopback.py [--mb 500] [--rounds 5] [--quick] [--json]
 
 Plain pieces against HTTP, TLS pieces of a private swarm against HTTPS. Seeder and fetcher are processes of their own,
-as nginx and curl are; both sides write the file to the same disk. Ours hashes every block on the way, curl checks nothing.
+as nginx and curl are; both sides write the file to one disk. Ours hashes every block on the way, curl checks nothing.
 What counts is the time from the first connection to the last byte in the file; starting either program does not.
 Needs nginx and curl.
 """
