@@ -74,7 +74,9 @@ class Body:
                 return
             left -= len(chunk)
             watch.feed(len(chunk), now())
+            handed_over = now()
             yield chunk
+            watch.deadline += now() - handed_over  # the server has no part in how long that took
 
 
 class HttpSource:
