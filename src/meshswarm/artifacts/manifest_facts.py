@@ -24,7 +24,10 @@ _NUMCLASS = r"[a-z0-9][a-z0-9._-]{0,47}"
 _ENCODING = r"[a-z0-9_]{1,16}"
 _LICENCE = r"[A-Za-z0-9][A-Za-z0-9 .+()/_-]{0,63}"
 _PYPI = r"pypi:[a-z0-9][a-z0-9._-]{0,63}"
-_HF = r"hf:[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}){2,8}"
+_HF = (
+    r"hf:[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}"
+    r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,199}){1,8}(?<=\.gguf)(@[A-Za-z0-9_][A-Za-z0-9._/-]{0,99})?"
+)
 _HOST = r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _PATH = r"(/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)+"
 _INNER_NAMES = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test", ".invalid")
@@ -125,7 +128,8 @@ def clean_licence(said: str | None) -> str:
 
 
 def check_source(text: str) -> str:
-    """Where anybody may get the model: `pypi:NAME`, `hf:OWNER/REPO/FILE.gguf` or an `https:` URL of a public host.
+    """Where anybody may get the model: `pypi:NAME`, `hf:OWNER/REPO/FILE.gguf[@REVISION]` or an `https:` URL of a public
+    host.
 
     Raises ValueError, with a sentence for a person, for anything else: a URL with a password, a port or a query, which
     may hold a secret; one of an inner network, which a stranger has no business to send this peer to.
@@ -134,7 +138,7 @@ def check_source(text: str) -> str:
         raise ValueError(f"a source is at most {MAX_SOURCE_CHARS} characters long")
     if re.fullmatch(_PYPI, text):
         return text
-    if re.fullmatch(_HF, text) and text.endswith(".gguf") and ".." not in text:
+    if re.fullmatch(_HF, text) and ".." not in text:
         return text
     if text.startswith("https:") and _is_public_url(text):
         return text

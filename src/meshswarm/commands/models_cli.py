@@ -140,3 +140,48 @@ def remove_model(
     from meshswarm.commands.show_models import show_removed
 
     show_result(remove(context.obj, ref), as_json, show_removed)
+
+
+@models_app.command()
+def publish(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, hf:OWNER/REPO/FILE.gguf or https://...")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="What to call it; made of the file's when left out.")
+    ] = None,
+    licence: Annotated[str | None, typer.Option("--licence", help="As the file says when left out.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", help="Where others may get it: hf:, https:// or pypi:; repeatable.")
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Measure how far honest machines are apart, minutes.")
+    ] = True,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Sign what this peer says of a model, for others to find it by name. A remote file is read once and not kept."""
+    from meshswarm.commands.publish import Wish, show_published
+    from meshswarm.commands.publish import publish as sign
+    from meshswarm.commands.show import show_progress
+
+    wish = Wish(name, licence, tuple(source or ()), calibrate, threads)
+    progress = None if as_json else show_progress
+    published = sign(context.obj, ref, wish, progress, lambda sentence: typer.echo(sentence, err=True))
+    show_result(published, as_json, show_published)
+
+
+@models_app.command()
+def trust(
+    context: typer.Context,
+    ref: Annotated[str, typer.Argument(help="A model's name; with --forget also a source such as hf:...")],
+    publisher: Annotated[str | None, typer.Argument(help="Whose the name is from now on: a PeerId.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Whoever is first from now on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say whose word a model's name is, after its publisher changed."""
+    from meshswarm.commands.publish import show_trust
+    from meshswarm.commands.publish import trust as pin
+
+    if (publisher is None) != forget:
+        raise typer.BadParameter("give either a publisher or --forget", param_hint="PUBLISHER")
+    show_result(pin(context.obj, ref, publisher), as_json, show_trust)
