@@ -20,10 +20,11 @@ from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import RequestError, UnknownModelError
-from meshswarm.head.models import ModelDirectory
+from meshswarm.head.models import LOOKED_UP, ModelDirectory
 from meshswarm.identity import Identity
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
+from meshswarm.routing.gossip.told import Told
 from meshswarm.span import Span
 
 NAME = "smollm2-135m-instruct"
@@ -114,6 +115,26 @@ async def test_layers_that_are_still_being_loaded_do_not_make_a_model_ready(pair
 
     (listing,) = await pair.holder.directory.listings(coverage)
     assert listing.covered == (Span(0, 20),) and not listing.ready
+
+
+async def test_of_many_models_the_first_are_looked_up_and_the_rest_only_where_others_tell_no_whole(pair: Pair) -> None:
+    for number in range(12):
+        other = replace(pair.card, model_id=number.to_bytes(32), name=f"other-{number:02}")
+        await pair.holder.dht.publish_card(other.sign(pair.holder.identity))
+    looked_up: list[str] = []
+
+    async def coverage(card: ModelCard) -> list[CoverageRecord]:
+        looked_up.append(card.name)
+        return []
+
+    def told(card: ModelCard) -> Told | None:
+        holders = 30 * (1,) if card.name != "other-11" else 29 * (1,) + (0,)
+        return None if card.name == "other-10" else Told(card.model_id, holders, 1, 1.0, 0.0, 2)
+
+    listed = await pair.head.directory.listings(coverage, told=told)
+    assert looked_up == [*(f"other-{number:02}" for number in range(LOOKED_UP)), "other-10", "other-11"]
+    assert [listing.id for listing in listed if listing.ready] == ["other-08", "other-09"]
+    assert {listing.covered for listing in listed if listing.ready} == {(Span(0, 30),)}
 
 
 async def test_of_models_that_share_a_name_the_one_on_this_disk_is_meant(pair: Pair) -> None:

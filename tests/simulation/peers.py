@@ -67,6 +67,7 @@ class Peer:
                 clock=network.loop.time,
                 rng=random.Random(network.rng.getrandbits(64)),
                 started_ms=int(network.loop.unix_s() * 1000),
+                known=self.dht.knows,
             )
         self.started_s = network.loop.now_s
         self.record: CoverageRecord | None = None

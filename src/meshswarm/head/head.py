@@ -119,7 +119,7 @@ class Head:
         return len(self._warm)
 
     async def models(self, *, ask: bool = True) -> list[ModelListing]:
-        return await self.directory.listings(partial(self._routes.living, ask=ask), ask=ask)
+        return await self.directory.listings(partial(self._routes.living, ask=ask), ask=ask, told=self._routes.told)
 
     async def keep_known(self) -> None:
         """Until cancelled: sees to it that what `models` says without asking does not run out although nobody asks. A

@@ -34,10 +34,12 @@ from meshswarm.head.template import ChatTemplate
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
+from meshswarm.routing.gossip.told import Told
 from meshswarm.span import Span, missing_layers
 from meshswarm.stage.engine.profile import exact_obstacle
 
 MAX_FOREIGN = 32
+LOOKED_UP = 8  # of the models that are listed; each costs a lookup
 JUDGED_S = 60.0  # for so long it is remembered which of several models by one name can be used
 MAX_JUDGED = 64
 
@@ -276,14 +278,23 @@ class ModelDirectory:
             await fetch_header(self._endpoint, self._store, model_id, holders)
 
     async def listings(
-        self, coverage: Callable[[ModelCard], Awaitable[list[CoverageRecord]]], *, ask: bool = True
+        self,
+        coverage: Callable[[ModelCard], Awaitable[list[CoverageRecord]]],
+        *,
+        ask: bool = True,
+        told: Callable[[ModelCard], Told | None] = lambda card: None,
     ) -> list[ModelListing]:
         """What `/v1/models` shows: every model that somebody serves or that lies on this disk. `coverage`: who serves
-        layers of a model. Without `ask`: as far as is known here, so `coverage` must not ask either."""
+        layers of a model. Without `ask`: as far as is known here, so `coverage` must not ask either. `told`: what
+        others say together of a model; where that is the whole of it, all but the first few are not looked up."""
         listings = []
-        for card, holders in await self._worth_listing(ask=ask):
-            records = await coverage(card)
-            covered = covered_layers([record.span for record in records if record.loaded], card.n_layers)
+        for place, (card, holders) in enumerate(await self._worth_listing(ask=ask)):
+            heard = told(card) if place >= LOOKED_UP else None
+            if heard is not None and heard.is_whole:
+                records, covered = [], heard.covered
+            else:
+                records = await coverage(card)
+                covered = covered_layers([record.span for record in records if record.loaded], card.n_layers)
             listings.append(
                 ModelListing(
                     id=card.name,

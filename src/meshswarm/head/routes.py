@@ -39,6 +39,7 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.cost import turn_us, unmeasured
 from meshswarm.routing.gossip.news import QUIET, News
 from meshswarm.routing.gossip.report import LoadReport
+from meshswarm.routing.gossip.told import Told
 from meshswarm.routing.loads import dated, queues, with_loads
 from meshswarm.routing.measured import MeasuredSpeed, MeasuredSpeeds, Share
 from meshswarm.routing.planner import Planning, Route, Situation, repriced
@@ -113,6 +114,10 @@ class Routes:
         found = await self._dht.coverage(card.model_id, card.n_layers, fresh=fresh, ask=ask)
         own = [record for record in self._own_records() if record.model_id == card.model_id]
         return [*own, *(record for record in found if record.peer != self._endpoint.peer_id)]
+
+    def told(self, card: ModelCard) -> Told | None:
+        """What others say together of who holds layers of the model, without asking anybody."""
+        return self._news.told(card.model_id, card.n_layers)
 
     async def living(self, card: ModelCard, *, ask: bool = True) -> list[CoverageRecord]:
         """Who serves layers of the model now: without those that have gone or are leaving."""
