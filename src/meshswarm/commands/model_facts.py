@@ -11,6 +11,7 @@ from typing import Any
 from meshswarm.artifacts.merkle import Progress
 from meshswarm.artifacts.store import Store
 from meshswarm.commands.models import disk_facts
+from meshswarm.commands.publish import manifest_facts
 from meshswarm.config import Home
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.span import Span
@@ -75,6 +76,7 @@ def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress 
         "row_bytes": {str(dtype): row_bytes(dtype, width) for dtype in Dtype},
         "wire": _wire(home, info.model_id),
         "disk": disk_facts(home, info.model_id),
+        "manifest": manifest_facts(home, info.model_id),
         "load": {"n_ctx": load.n_ctx, "sessions": load.n_sessions},
         "whole": _memory(model.span(model.whole)),
         "plan": None if plan is None else _plan(plan),

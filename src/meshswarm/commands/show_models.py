@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshswarm.commands.publish import manifest_lines
 from meshswarm.commands.show import show_table, size_words
 
 
@@ -85,6 +86,7 @@ def show_facts(facts: dict[str, Any]) -> None:
             f"{size_words(whole['work'])} of work space, {size_words(whole['program'])} of program",
         ),
     ]
+    rows += manifest_lines(facts["manifest"]) if facts["manifest"] else []
     show_table(("", ""), rows)
     plan = facts["plan"]
     if plan is None:
