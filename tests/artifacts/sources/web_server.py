@@ -3,9 +3,11 @@ much of the hub's API as its real client asks for."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import socket
 import ssl
 import threading
 import time
@@ -89,10 +91,20 @@ class WebServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
+        self._connections: set[socket.socket] = set()
+
         class Server(ThreadingHTTPServer):
             daemon_threads = True
             block_on_close = False
             request_queue_size = 64
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                owner._connections.add(request)
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                owner._connections.discard(request)
+                super().shutdown_request(request)
 
             def handle_error(self, *_: Any) -> None:
                 """A client that went away is nothing to tell of."""
@@ -110,6 +122,9 @@ class WebServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def put(self, path: str, data: bytes, **settings: Any) -> WebFile:
         """A file with a strong etag, unless settings say otherwise."""

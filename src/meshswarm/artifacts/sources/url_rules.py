@@ -69,7 +69,10 @@ def next_hop(hop: Hop, location: str, rules: UrlRules, *, was_public: bool) -> H
         raise SourceError(
             f"{shown(hop.url)} was reached over {MAX_REDIRECTS} redirects and sends on: it is not followed"
         )
-    target = _parsed(urljoin(hop.url, location))
+    try:
+        target = _parsed(urljoin(hop.url, location))
+    except ValueError:
+        raise SourceError(f"{shown(hop.url)} sends on to what is no URL") from None
     if hop.scheme == "https" and target.scheme == "http":
         raise SourceError(
             f"{shown(hop.url)} sends on to {shown(target.url)}, which is not encrypted: it is not followed"
