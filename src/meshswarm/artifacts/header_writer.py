@@ -61,6 +61,15 @@ class HeaderWriter:
         self.data_bytes += -(-tensor_bytes(dims, tensor_type) // self.alignment) * self.alignment
         return offset
 
+    def finish_at(self, filler_key: str, remainder: int, modulus: int) -> bytes:
+        """The whole header with blanks under `filler_key`, so many that its length leaves `remainder` when divided by
+        `modulus`, where the alignment allows."""
+        self.text(filler_key, "")
+        n_blanks = (remainder - len(self.finish())) % modulus
+        self._entries.pop()
+        self.text(filler_key, " " * n_blanks)
+        return self.finish()
+
     def finish(self) -> bytes:
         """The whole header, padded to where the data section starts."""
         start = MAGIC + struct.pack("<IQQ", VERSION, len(self._tensors), len(self._entries))

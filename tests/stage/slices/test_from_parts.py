@@ -12,11 +12,13 @@ import pytest
 from tests.artifacts.split_writing import split_model
 from tests.stage.unsplit import Unsplit
 
+from meshswarm.artifacts.gguf import read_header, read_headers
 from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.ranges import covers, merged, n_bytes_of
 from meshswarm.artifacts.store import Store
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
+from meshswarm.stage.slices.slicing import write_slice
 from meshswarm.stage.slices.store import Slices
 
 PROMPT = [1, 4093, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2]
@@ -42,15 +44,23 @@ def answer(path: Path) -> tuple[list[int], np.ndarray]:
 
 def test_the_embedded_model_in_parts_answers_alike_and_gives_the_same_slices(smollm2: Path, tmp_path: Path) -> None:
     parts = split_model(smollm2, tmp_path / "parts", 3, is_first_empty=True)
-    homes = tmp_path / "one", tmp_path / "several"
-    stores = [Store(home) for home in homes]
-    one, several = stores[0].import_file(smollm2), stores[1].import_file(parts[1])
-    assert one.model_id != several.model_id
-    slices = [Slices(store, home) for store, home in zip(stores, homes, strict=True)]
     for span in (Span(0, 10), Span(10, 20), Span(20, 30)):
-        cuts = [each.file(info.model_id, span) for each, info in zip(slices, (one, several), strict=True)]
-        assert cuts[0].root == cuts[1].root
-    whole = slices[1].file(several.model_id, Span(0, 30))
+        for name, source in (("one", [smollm2]), ("several", parts)):
+            write_slice(source, read_headers(source), span, tmp_path / f"{name}.gguf")
+        one, several = (read_header(tmp_path / f"{name}.gguf") for name in ("one", "several"))
+        assert one.tensors == several.tensors
+        assert all(
+            one.raw[entry.start : entry.end] == several.raw[several.metadata[key].start : several.metadata[key].end]
+            for key, entry in one.metadata.items()
+            if key != "meshswarm.filler"  # says where the bytes lie in the model's file
+        )
+        data = [
+            (tmp_path / f"{h}.gguf").read_bytes()[header.data_offset :]
+            for h, header in (("one", one), ("several", several))
+        ]
+        assert data[0] == data[1]
+    store = Store(tmp_path / "home")
+    whole = Slices(store, tmp_path / "home").file(store.import_file(parts[1]).model_id, Span(0, 30))
     assert (whole.path, whole.n_bytes) == (parts[0], sum(part.stat().st_size for part in parts))
     tokens, logits = answer(smollm2)
     tokens_of_parts, logits_of_parts = answer(whole.path)

@@ -12,7 +12,7 @@ import struct
 from typing import IO
 
 _BUFFER_BYTES = 1 << 20
-_BLOCK_BYTES = 4096
+BLOCK_BYTES = 4096
 """File systems that share blocks share none smaller."""
 _FICLONERANGE = 0x4020940D
 """Linux's ioctl, `struct file_clone_range` (ioctl_ficlonerange(2))."""
@@ -21,9 +21,9 @@ _SHARE_FROM_BYTES = 1 << 20
 
 def copy_range(source: IO[bytes], start: int, target: IO[bytes], position: int, n_bytes: int) -> None:
     """Copy `n_bytes` of `source` from `start` on to `position` of `target`. Raises OSError."""
-    head = -start % _BLOCK_BYTES
-    if (start - position) % _BLOCK_BYTES == 0 and n_bytes >= head + _SHARE_FROM_BYTES:
-        middle = (n_bytes - head) // _BLOCK_BYTES * _BLOCK_BYTES
+    head = -start % BLOCK_BYTES
+    if (start - position) % BLOCK_BYTES == 0 and n_bytes >= head + _SHARE_FROM_BYTES:
+        middle = (n_bytes - head) // BLOCK_BYTES * BLOCK_BYTES
         if _share(source, start + head, target, position + head, middle):
             _copy(source, start, target, position, head)
             done = head + middle

@@ -35,13 +35,14 @@ from meshswarm.errors import ArtifactError
 from meshswarm.span import MAX_LAYERS, Span
 from meshswarm.stage.families.cuts import IllegalCutError, check_cut, slice_pads
 from meshswarm.stage.families.proofs import Proofs
-from meshswarm.stage.slices.copying import copy_range
+from meshswarm.stage.slices.copying import BLOCK_BYTES, copy_range
 from meshswarm.stage.slices.metadata import Cut, write_metadata
 
-SLICE_FORMAT = 2
+SLICE_FORMAT = 3
 """Rises when the same span comes out as different bytes: older slices are cut again."""
 MIDDLE_VOCABULARY = 32
 """Rows of the token embedding in a span that neither takes tokens nor gives logits."""
+_FILLER_KEY = "meshswarm.filler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def _zeros(name: str, dims: tuple[int, ...], like: TensorType = Q5_0) -> _Piece:
 def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> None:
     """Write header and tensors to a temporary file, then give it the name `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    head = writer.finish()
+    head = _head(writer, placed)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY_SUFFIX)
     try:
         with ExitStack() as opened:
@@ -208,6 +209,13 @@ def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, pla
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _head(writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> bytes:
+    """The slice's header, made as long as it takes for its largest stretch of copied bytes to lie in blocks as it does
+    in the model's file: a file system that can lets both files share those blocks."""
+    largest = max(_copies(placed, 0), key=lambda copy: copy.n_bytes)
+    return writer.finish_at(_FILLER_KEY, largest.start - largest.position, BLOCK_BYTES)
 
 
 class _Copy(NamedTuple):
