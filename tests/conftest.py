@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # whatever a test starts, nothing asks a hub on the internet
 
 import hypothesis
 import pytest

@@ -50,7 +50,7 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.routing.gossip.node import GossipNode
 from meshswarm.routing.own_speeds import OwnSpeeds
 from meshswarm.serving import DEFAULT_N_CTX, Report, Serving, ServingSettings, Surroundings
-from meshswarm.serving.auto import choose_model
+from meshswarm.serving.auto import AutoChoice
 from meshswarm.serving.layers import known_model
 from meshswarm.serving.load import LoadTeller
 from meshswarm.serving.moving import duties_of
@@ -63,6 +63,7 @@ from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks
 
 DRAIN_S = 3.0
+_SOURCES = ("pypi:", "hf:", "https:")
 LAYERS_PERIOD_S = 3.0
 
 
@@ -264,13 +265,16 @@ class Peer:
         first = {"first_start": self._is_first_start, "announced": self._bootstrap.announced}
         self._report({"event": "started", **self._reach(), **first})
         await self._bootstrap.first()
-        serving = self.settings.serving
+        serving, auto = self.settings.serving, None
         if serving is not None and serving.is_auto:
-            self.settings = replace(self.settings, serving=await choose_model(serving, self._around(), self.gossip))
+            # A draft model guesses for one model alone.
+            serving = replace(serving, changes_model=self.settings.draft_model is None)
+            auto = AutoChoice(serving, self._around(), self.gossip)
+            self.settings = replace(self.settings, serving=await auto.next())
         if self.settings.draft_model is not None:  # first: it is small, and may turn out to be the wrong one
             head.guess_with(await self._load_draft_model(self.settings.draft_model), self._warn)
         if self.settings.serving is not None:
-            await self._serve(self.settings.serving, directory)
+            await self._serve(self.settings.serving, directory, auto)
         outlook = await self._outlook(head)
         self._report({"event": "ready", **self._reach(), **(await self._served()), **outlook})
         if outlook["missing"] or outlook["ask"] is None:
@@ -317,12 +321,17 @@ class Peer:
             library=None if self.sharing is None else self.sharing.library,
         )
 
-    async def _serve(self, settings: ServingSettings, directory: ModelDirectory) -> None:
+    async def _serve(self, settings: ServingSettings, directory: ModelDirectory, auto: AutoChoice | None) -> None:
         around = self._around()
-        self._serving = await Serving.load(settings, around)
-        directory.preferred = self._serving.model.model_id
-        await self._serving.announce()
-        duties = duties_of(self._serving, settings, around, self.gossip)
+        self._serving = serving = await (Serving.load(settings, around) if auto is None else auto.load(settings))
+
+        def prefer() -> None:
+            directory.preferred = serving.model.model_id
+
+        prefer()
+        serving.on_model = prefer
+        await serving.announce()
+        duties = duties_of(serving, serving.settings, around, self.gossip)
         self._background += [self._tasks.create_task(duty) for duty in duties]
         await self._wire.of(self._serving.model)  # what is not proved is said at the start, not at the first request
 
@@ -406,10 +415,10 @@ class Peer:
 
     def _model_ref(self) -> str | None:
         """What to call the model on another machine: a path of this one means nothing there."""
-        if self.settings.serving is None:
+        settings = self.settings.serving if self._serving is None else self._serving.settings
+        if settings is None:
             return None
-        ref = self.settings.serving.model
-        return ref if ref.startswith("pypi:") else Path(ref).name
+        return settings.model if settings.model.startswith(_SOURCES) else Path(settings.model).name
 
     async def _served(self) -> dict[str, Any]:
         if self._serving is None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.artifacts.sources.web_server import HubServer, WebServer
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.catalogue import CATALOGUE
+from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.errors import OutOfMemoryError
+from meshswarm.errors import ArtifactError, OutOfMemoryError
 from meshswarm.identity import Identity
-from meshswarm.serving import ServingSettings, auto
-from meshswarm.serving.auto import choose_model
+from meshswarm.routing.demand import Fit, Offer
+from meshswarm.serving import ServingSettings, auto, reach
+from meshswarm.serving.auto import AutoChoice
+from meshswarm.serving.offers import MAX_LOOKED_AT
+from meshswarm.serving.reach import Reach
 from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
 
@@ -32,9 +39,12 @@ class Swarm:
         self.cards: list[tuple[ModelCard, int]] = []
         self.records: list[CoverageRecord] = []
         self.demand: dict[bytes, float] = {}
+        self.looked_at: list[bytes] = []
+        self.said: list[str] = []
         self.around: Any = SimpleNamespace(
             store=store, slices=Slices(store, folder), identity=SimpleNamespace(peer_id=OWN),
             dht=SimpleNamespace(models=self._models, coverage=self._coverage, unreachable=frozenset),
+            home=SimpleNamespace(root=folder), library=None, report=lambda event: self.said.append(event["message"]),
         )  # fmt: skip
 
     def serves(self, card: ModelCard, *spans: Span) -> None:
@@ -52,11 +62,15 @@ class Swarm:
         return self.cards
 
     async def _coverage(self, model_id: bytes, n_layers: int) -> list[CoverageRecord]:
+        self.looked_at.append(model_id)
         return [record for record in self.records if record.model_id == model_id]
 
     async def chosen(self, **settings: Any) -> ServingSettings:
+        return await self.choice(**settings).next()
+
+    def choice(self, **settings: Any) -> AutoChoice:
         hearsay: Any = SimpleNamespace(gone=frozenset, draining=frozenset, loads=dict, demand=self.hear)
-        return await choose_model(ServingSettings("unused", is_auto=True, **settings), self.around, hearsay)
+        return AutoChoice(ServingSettings("unused", is_auto=True, **settings), self.around, hearsay)
 
 
 @pytest.fixture
@@ -75,6 +89,7 @@ async def test_alone_with_an_empty_folder_it_takes_the_catalogues(swarm: Swarm) 
     chosen = await swarm.chosen()
     assert chosen.model == ENTRY.ref and not chosen.is_auto
     assert chosen.because == "nobody serves a model that this peer could join, and it is the best that fits whole"
+    assert swarm.said == [f"Fetching {ENTRY.name}, 98 MB, from {ENTRY.ref}: {chosen.because}."]
 
 
 async def test_alone_the_verified_one_is_taken_before_a_small_one_of_its_own(
@@ -127,3 +142,131 @@ async def test_where_nothing_fits_it_says_what_the_smallest_takes(
     swarm.around.store.import_file(smollm2)
     with pytest.raises(OutOfMemoryError, match=r"no part of any model known here fits into 1 MB of memory; .* 694 MB"):
         await swarm.chosen(memory_bytes=10**6)
+
+
+async def test_of_hundreds_of_models_those_with_most_holders_are_looked_at(swarm: Swarm, own_model: ModelCard) -> None:
+    """Whoever wants to may name hundreds; the table lists those first that most say they hold."""
+    for number in range(MAX_LOOKED_AT):
+        model_id = number.to_bytes(32, "big")
+        swarm.serves(ModelCard(model_id, f"many-{number}", "llama", "q4_0", 8, (1000,), 100, 64, 64, 64), Span(0, 4))
+    swarm.serves(own_model, Span(0, 2))
+    assert (await swarm.chosen()).model == ENTRY.ref, "the one more is beyond what is looked at"
+    assert len(swarm.looked_at) == MAX_LOOKED_AT
+    swarm.cards.insert(0, swarm.cards.pop())
+    chosen = await swarm.chosen()
+    assert chosen.because == "1 peer serves it, and the layers 2:4 have no holder"
+
+
+class Library:
+    """Gets what the swarm has: the model of `path`, or an error."""
+
+    def __init__(self, store: Store, path: Path | None = None) -> None:
+        self._store = store
+        self._path = path
+
+    async def known(self, ref: str) -> ModelInfo:
+        if ref == ENTRY.ref:
+            return self._store.obtain(ref)
+        if self._path is None:
+            raise ArtifactError("nobody gives its header")
+        return self._store.import_file(self._path)
+
+
+@pytest.fixture
+def foreign(gguf_recipe: type, tmp_path: Path) -> tuple[ModelCard, Path]:
+    """A model that peers have, and nobody here."""
+    path: Path = gguf_recipe(n_layers=4).write(tmp_path / "foreign.gguf", seed=2)
+    return ModelCard.of(Store(tmp_path / "elsewhere").import_file(path)), path
+
+
+async def test_a_model_that_only_peers_have_is_joined_and_said_to_be_unverified(
+    swarm: Swarm, foreign: tuple[ModelCard, Path]
+) -> None:
+    card, path = foreign
+    swarm.around.library = Library(swarm.around.store, path)
+    swarm.serves(card, Span(0, 2))
+    chosen = await swarm.chosen()
+    assert chosen.model == model_id_text(card.model_id)
+    (said,) = swarm.said
+    assert said.startswith("Fetching foreign, up to 0 MB, from the peers that serve it: 1 peer serves it, and the")
+    assert said.endswith("Foreign is unverified: peers of this swarm serve it, and nothing else is known of it here.")
+
+
+async def test_what_cannot_be_had_is_passed_over_for_the_next(swarm: Swarm, foreign: tuple[ModelCard, Path]) -> None:
+    swarm.around.library = Library(swarm.around.store)
+    swarm.serves(foreign[0], Span(0, 2))
+    assert (await swarm.chosen()).model == ENTRY.ref
+    assert swarm.said[1] == f"{model_id_text(foreign[0].model_id)} is passed over: nobody gives its header"
+
+
+async def test_where_loading_fails_the_next_is_served_and_where_none_is_left_the_reason_is_raised(
+    swarm: Swarm, own_model: ModelCard, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm.around.store.import_file(smollm2)
+    swarm.serves(own_model, Span(0, 2))
+    failing, tried = {own_model.model_id}, []
+
+    async def load(settings: ServingSettings, around: object) -> ServingSettings:
+        model_id = swarm.around.store.obtain(settings.model).model_id
+        tried.append(model_id)
+        if model_id in failing:
+            raise ArtifactError("a piece of it cannot be had")
+        return settings
+
+    monkeypatch.setattr(auto.Serving, "load", load)
+    choice = swarm.choice()
+    served: Any = await choice.load(await choice.next())
+    assert served.model == ENTRY.ref and tried == [own_model.model_id, ENTRY.model_id]
+    failing.add(ENTRY.model_id or b"")
+    choice = swarm.choice()
+    with pytest.raises(ArtifactError, match="a piece of it cannot be had"):
+        await choice.load(await choice.next())
+
+
+async def test_no_room_on_the_disk_passes_over_what_would_be_fetched(
+    swarm: Swarm, own_model: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "KEEP_FREE_BYTES", 1 << 60)
+    assert swarm.around.store.obtain((await swarm.chosen()).model).model_id == own_model.model_id
+
+
+# -- the hub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    cdn = WebServer()
+    server = HubServer(cdn)
+    monkeypatch.setenv("HF_ENDPOINT", server.origin)
+    yield server
+    server.close()
+    cdn.close()
+
+
+def on_hub(file: str = "m.gguf", n_bytes: int = 1000) -> Offer:
+    return Offer(f"hf:some/repo/{file}", "m", None, n_bytes, False, Fit.WHOLE, to_fetch=n_bytes, warning="m is new")
+
+
+async def test_what_is_on_the_hub_is_taken_where_the_hub_gives_it(hub: HubServer, tmp_path: Path) -> None:
+    hub.put_repo("some/repo", {"m.gguf": bytes(1000)})
+    at_hub = Reach(tmp_path)
+    assert await at_hub.obstacle(on_hub()) == ""
+    assert await at_hub.obstacle(on_hub("other.gguf")) == "the hub cannot be reached, or does not give it"
+    assert await at_hub.obstacle(on_hub()) == "", "one file that is not there says nothing of others"
+    assert "4.0 GB" not in await at_hub.obstacle(on_hub(n_bytes=4 * 10**9))
+    assert await at_hub.obstacle(on_hub(n_bytes=5 * 10**9)) == "5.0 GB are more than is fetched without being asked"
+
+
+async def test_a_hub_that_is_gone_is_asked_once_and_one_that_is_not_to_be_asked_never(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert await Reach(tmp_path).obstacle(on_hub())
+    assert hub.seen == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    gone = Reach(tmp_path)
+    assert await gone.obstacle(on_hub())
+    monkeypatch.setenv("HF_ENDPOINT", hub.origin)
+    assert await gone.obstacle(on_hub())
+    assert hub.seen == [], "one wait was enough"

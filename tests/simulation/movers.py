@@ -20,7 +20,7 @@ from tests.simulation.peers import Peer
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.routing.gossip.report import LoadReport
 from meshswarm.routing.view import MOBILE, STANDBY
-from meshswarm.serving import moving
+from meshswarm.serving import ServingSettings, moving
 from meshswarm.serving.moving import Mover
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import LegalCuts
@@ -109,7 +109,7 @@ class ImaginedMover(Mover):
         around: Any = SimpleNamespace(dht=peer.dht, report=lambda event: None)
         super().__init__(
             serving,  # type: ignore[arg-type]
-            None,  # type: ignore[arg-type]
+            ServingSettings("imagined", is_mobile=True),
             around,
             peer.gossip,
             clock=peer.network.loop.unix_s,

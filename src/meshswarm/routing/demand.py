@@ -28,15 +28,19 @@ class Fit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model this peer can get. `ref`: how. `n_bytes`: its size. `view`: who serves it, None for nobody."""
+    """A model this peer can get. `ref`: how. `model_id` None: of a file that nobody here has seen. `n_bytes`: its size.
+    `view`: who serves it, None for nobody. `to_fetch`: how many bytes of it would come over the network, at most.
+    `warning`: what a person should know first, as a sentence; empty where there is nothing."""
 
     ref: str
     name: str
-    model_id: bytes
+    model_id: bytes | None
     n_bytes: int
     is_verified: bool
     fit: Fit
     view: View | None = None
+    to_fetch: int = 0
+    warning: str = ""
 
     @property
     def is_served(self) -> bool:

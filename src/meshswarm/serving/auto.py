@@ -1,113 +1,116 @@
 """What `--auto` serves: a model that others here serve and this peer has or can get, else one of its own.
 
-The rule this file keeps: it gathers what is on the disk, in the catalogue and in the swarm; `routing/demand` decides.
-Nothing is fetched before that.
+The rule this file keeps: `routing/demand` decides; a model that cannot be had, or turns out not to fit, is passed over
+for the next, and whoever sits here is told before anything is fetched what, how much, and whether anybody ran it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 
-from meshswarm.artifacts.catalogue import CATALOGUE, CatalogueEntry
-from meshswarm.artifacts.model_info import ModelInfo
-from meshswarm.errors import OutOfMemoryError
+from meshswarm.artifacts import sources
+from meshswarm.artifacts.catalogue import CATALOGUE
+from meshswarm.errors import MeshswarmError, OutOfMemoryError
 from meshswarm.routing.choice import Limits
-from meshswarm.routing.demand import Fit, Offer, pick
-from meshswarm.routing.view import View
+from meshswarm.routing.demand import Fit, Pick, pick
 from meshswarm.serving.hearsay import SILENCE, Hearsay
-from meshswarm.serving.layers import limits_of, memory_model
+from meshswarm.serving.layers import known_model, limits_of, memory_model
+from meshswarm.serving.offers import fit_of, most, offers_of
+from meshswarm.serving.reach import Reach
+from meshswarm.serving.serving import Serving
 from meshswarm.serving.settings import ServingSettings, Surroundings
 from meshswarm.stage.engine.devices import list_devices
 from meshswarm.stage.engine.memory import in_words
-from meshswarm.stage.families.cuts import LegalCuts
-from meshswarm.stage.sizes.memory import MemoryModel
 
-MAX_LOOKED_AT = 32  # models, those with most holders
 DEMAND_WAIT_S = 2.0  # in which a peer that has just come hears what is asked for
 
 
-async def choose_model(settings: ServingSettings, around: Surroundings, hearsay: Hearsay = SILENCE) -> ServingSettings:
-    """The settings with the model that is to be served, and why. Raises OutOfMemoryError where none fits."""
-    devices = await asyncio.to_thread(list_devices)
-    limits = await asyncio.to_thread(limits_of, settings, devices)
-    offers = await asyncio.to_thread(_offers, settings, around, limits, await _views(around, hearsay.demand()))
-    if sum(offer.is_served and offer.fit is not Fit.NOTHING for offer in offers) > 1 and not hearsay.demand():
-        await asyncio.sleep(DEMAND_WAIT_S)  # several could be joined, and what is asked for decides
-        offers = await asyncio.to_thread(_offers, settings, around, limits, await _views(around, hearsay.demand()))
-    picked = pick(offers)
-    if picked is None:
-        least = min(entry.memory_bytes for entry in CATALOGUE)
-        raise OutOfMemoryError(
-            f"no part of any model known here fits into {in_words(_most(limits))} of memory; the smallest of the "
-            f"catalogue takes {in_words(least)} whole, and less in parts, with fewer --sessions or a shorter --ctx"
-        )
-    return replace(settings, model=picked.offer.ref, because=picked.because, is_auto=False)
+class AutoChoice:
+    """Models to serve, the best first. `next` names one, with why; `load` serves it, or else the next."""
+
+    def __init__(
+        self, settings: ServingSettings, around: Surroundings, hearsay: Hearsay = SILENCE, reach: Reach | None = None
+    ) -> None:
+        self._settings = settings
+        self._around = around
+        self._hearsay = hearsay
+        self._reach = reach or Reach(around.home.root)
+        self._passed_over: set[str] = set()
+        self._error: MeshswarmError | None = None
+
+    async def next(self) -> ServingSettings:
+        """The settings with the model that is to be served, whose header is here. Raises OutOfMemoryError where none
+        fits, and what went wrong last where none is left."""
+        devices = await asyncio.to_thread(list_devices)
+        limits = await asyncio.to_thread(limits_of, self._settings, devices)
+        offers = await offers_of(self._settings, self._around, self._hearsay, limits)
+        if sum(offer.is_served and offer.fit is not Fit.NOTHING for offer in offers) > 1 and not self._hearsay.demand():
+            await asyncio.sleep(DEMAND_WAIT_S)  # several could be joined, and what is asked for decides
+            offers = await offers_of(self._settings, self._around, self._hearsay, limits)
+        while True:
+            offers = [offer for offer in offers if offer.ref not in self._passed_over]
+            picked = pick(offers)
+            if picked is None:
+                raise self._error or _nothing_fits(limits)
+            obstacle = await self._reach.obstacle(picked.offer)
+            if not obstacle and await self._is_had(picked, limits):
+                return self._chosen(picked)
+            if obstacle and picked.offer.is_served:
+                self._say(f"{picked.offer.name} is passed over: {obstacle}.")
+            self._passed_over.add(picked.offer.ref)
+
+    async def load(self, chosen: ServingSettings) -> Serving:
+        """Serve what was chosen, or the next that can be had. Raises MeshswarmError."""
+        while True:
+            try:
+                return await Serving.load(chosen, self._around)
+            except MeshswarmError as error:
+                self._pass_over(chosen.model, error)
+                chosen = await self.next()
+
+    def _chosen(self, picked: Pick) -> ServingSettings:
+        changes_model = self._settings.changes_model and self._settings.is_mobile
+        because, ref = picked.because, picked.offer.ref
+        return replace(self._settings, model=ref, because=because, is_auto=False, changes_model=changes_model)
+
+    async def _is_had(self, picked: Pick, limits: Limits) -> bool:
+        """Whether the model is known here now, fetched where it comes from outside the swarm, and a part of it fits."""
+        offer = picked.offer
+        if offer.to_fetch:
+            self._say(fetching_in_words(picked))
+        settings = replace(self._settings, model=offer.ref)
+        try:
+            info = await known_model(settings, self._around)
+            model = await asyncio.to_thread(memory_model, settings, self._around, info)
+            if fit_of(model, limits) is Fit.NOTHING:
+                raise OutOfMemoryError(f"no part of {info.name} fits into {in_words(most(limits))} of memory")
+        except MeshswarmError as error:
+            self._pass_over(offer.ref, error)
+            return False
+        return True
+
+    def _pass_over(self, ref: str, error: MeshswarmError) -> None:
+        self._passed_over.add(ref)
+        self._error = error
+        self._say(f"{ref} is passed over: {error}")
+
+    def _say(self, sentence: str) -> None:
+        self._around.report({"event": "notice", "message": sentence})
 
 
-class _Views:
-    """Who serves the models that somebody here serves, and how often they are asked for."""
-
-    def __init__(self, records: Mapping[bytes, tuple[int, View]]) -> None:
-        self._records = records
-
-    def of(self, model_id: bytes, cuts: LegalCuts) -> View | None:
-        n_layers, view = self._records.get(model_id, (0, None))
-        return None if view is None or n_layers != cuts.n_layers else replace(view, cuts=cuts, memo={})
+def fetching_in_words(picked: Pick) -> str:
+    """What is about to be fetched, why, and what is not known of it."""
+    offer = picked.offer
+    upto = "up to " if offer.is_served else ""
+    origin = f"from {offer.ref}" if sources.is_source(offer.ref) else "from the peers that serve it"
+    warning = f" {offer.warning[0].upper()}{offer.warning[1:]}." if offer.warning else ""
+    return f"Fetching {offer.name}, {upto}{in_words(offer.to_fetch)}, {origin}: {picked.because}.{warning}"
 
 
-async def _views(around: Surroundings, demand: Mapping[bytes, float]) -> _Views:
-    found = {}
-    for card, _ in (await around.dht.models(fresh=True))[:MAX_LOOKED_AT]:  # whoever wants to may name hundreds
-        records = await around.dht.coverage(card.model_id, card.n_layers)
-        others = [record for record in records if record.peer != around.identity.peer_id]
-        anywhere = LegalCuts(card.n_layers, tuple(range(card.n_layers)), None)
-        view = View.of(anywhere, others, gone=around.dht.unreachable(), demand=demand.get(card.model_id, 0.0))
-        found[card.model_id] = card.n_layers, view
-    return _Views(found)
-
-
-def _offers(settings: ServingSettings, around: Surroundings, limits: Limits, views: _Views) -> list[Offer]:
-    """What could be served here. Blocks."""
-    infos = {info.model_id: info for info in around.store.models()}
-    offers = [_stored(settings, around, info, limits, views) for info in infos.values()]
-    return offers + [
-        _listed(entry, entry.model_id, limits, views)
-        for entry in CATALOGUE
-        if entry.model_id is not None and entry.model_id not in infos
-    ]
-
-
-def _stored(settings: ServingSettings, around: Surroundings, info: ModelInfo, limits: Limits, views: _Views) -> Offer:
-    model = memory_model(settings, around, info)
-    entry = next((entry for entry in CATALOGUE if entry.model_id == info.model_id), None)
-    return Offer(
-        ref=info.id_text if entry is None else entry.ref,
-        name=info.name,
-        model_id=info.model_id,
-        n_bytes=sum(info.file_lengths),
-        is_verified=entry is not None and entry.is_verified,
-        fit=_fit(model, limits),
-        view=views.of(info.model_id, model.cuts),
+def _nothing_fits(limits: Limits) -> OutOfMemoryError:
+    least = min(entry.memory_bytes for entry in CATALOGUE)
+    return OutOfMemoryError(
+        f"no part of any model known here fits into {in_words(most(limits))} of memory; the smallest of the "
+        f"catalogue takes {in_words(least)} whole, and less in parts, with fewer --sessions or a shorter --ctx"
     )
-
-
-def _fit(model: MemoryModel, limits: Limits) -> Fit:
-    if model.span(model.whole).total <= _most(limits, limits.gpu_bytes):
-        return Fit.WHOLE
-    if model.cuts.refusal is not None:
-        return Fit.NOTHING
-    return Fit(min(model.span(span).total for span in model.smallest_spans) <= _most(limits))
-
-
-def _listed(entry: CatalogueEntry, model_id: bytes, limits: Limits, views: _Views) -> Offer:
-    """A model that is not here yet: whether a part of it fits is seen when it is."""
-    fit = Fit.WHOLE if entry.memory_bytes <= _most(limits) else Fit.PART
-    view = views.of(model_id, LegalCuts(entry.n_layers, tuple(range(entry.n_layers)), None))
-    return Offer(entry.ref, entry.name, model_id, entry.n_bytes, entry.is_verified, fit, view)
-
-
-def _most(limits: Limits, gpu_bytes: int = 0) -> int:
-    free = limits.room.free + gpu_bytes
-    return free if limits.allowed is None else min(free, limits.allowed)

@@ -12,8 +12,8 @@ from typing import Any
 
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.dht.records import CoverageRecord
-from meshswarm.routing.choice import Choice, Limits
-from meshswarm.routing.view import MOBILE
+from meshswarm.routing.choice import Choice, Limits, choose
+from meshswarm.routing.view import MOBILE, View
 from meshswarm.serving.settings import DEFAULT_N_CTX, ServingSettings, Surroundings
 from meshswarm.span import Span, missing_layers
 from meshswarm.stage.engine.devices import Device, memory_beside
@@ -80,10 +80,8 @@ def placed(because: str, info: ModelInfo, span: Span, others: Sequence[CoverageR
     return {"event": "placed", "message": message, "model": info.name, "layers": str(span), "unheld": n_unheld}
 
 
-def intent_of(
-    around: Surroundings, info: ModelInfo, choice: Choice, others: Sequence[CoverageRecord]
-) -> CoverageRecord:
-    """What others should know while it loads: that these layers are taken care of."""
+def intent_of(around: Surroundings, info: ModelInfo, choice: Choice, us_per_layer: int) -> CoverageRecord:
+    """What others should know while it loads: that these layers are taken care of. `us_per_layer`: a guess."""
     return CoverageRecord(
         peer=around.identity.peer_id,
         addresses=tuple(around.endpoint.addresses),
@@ -92,11 +90,24 @@ def intent_of(
         loaded=False,
         numclass="",
         n_ctx=choice.n_ctx,
-        us_per_layer=sorted(record.us_per_layer for record in others)[len(others) // 2],  # nothing is measured yet
+        us_per_layer=us_per_layer,
         prefill_us_per_row_layer=0,
         free_kv_tokens=0,
         roles=(SERVER, MOBILE),
     )
+
+
+def usual_speed(others: Sequence[CoverageRecord]) -> int:
+    """µs a layer of the one in the middle of `others`, which are not none."""
+    return sorted(record.us_per_layer for record in others)[len(others) // 2]
+
+
+def choose_layers(
+    settings: ServingSettings, model: MemoryModel, limits: Limits, others: Sequence[CoverageRecord], name: str
+) -> Choice:
+    """Which layers of `model` to serve beside those of `others`. Raises OutOfMemoryError. Blocks."""
+    view, held = View.of(model.cuts, others), [record.span for record in others]
+    return choose(model, settings.span, limits, held, name, view.levels if view.holders else None)
 
 
 async def known_model(settings: ServingSettings, around: Surroundings) -> ModelInfo:
@@ -110,13 +121,18 @@ async def known_model(settings: ServingSettings, around: Surroundings) -> ModelI
     )
 
 
+async def have_layers(settings: ServingSettings, around: Surroundings, info: ModelInfo, span: Span) -> None:
+    """What is needed to load them is on this disk when this returns. Raises MeshswarmError."""
+    if around.library is not None:
+        await around.library.have_span(info, span, settings.llama_options)
+
+
 async def load_slice(
     settings: ServingSettings, around: Surroundings, info: ModelInfo, span: Span, n_ctx: int
 ) -> Served:
     """An engine with these layers, running; what is missing of them is fetched first. Raises MeshswarmError."""
     options = settings.llama_options
-    if around.library is not None:
-        await around.library.have_span(info, span, options)
+    await have_layers(settings, around, info, span)
     slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span, options)
     if settings.slice_only and around.library is not None and len(span) < info.n_layers:
         await around.library.only_slices(info)

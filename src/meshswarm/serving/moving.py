@@ -19,7 +19,8 @@ from meshswarm.identity import PeerId
 from meshswarm.routing.choice import Limits, has_room
 from meshswarm.routing.rebalance import ROUND_S, Move, Own, Stay, propose
 from meshswarm.routing.restraint import Claims, Moves
-from meshswarm.routing.view import View
+from meshswarm.routing.view import GOING, View
+from meshswarm.serving.changing import Changer
 from meshswarm.serving.hearsay import SILENCE, Hearsay
 from meshswarm.serving.layers import limits_of, memory_model
 from meshswarm.serving.reading import read_after_s
@@ -61,6 +62,7 @@ class Mover:
         self._claims = Claims()
         self._not_before_s = float("-inf")
         self._model: MemoryModel | None = None
+        self._changer = Changer(serving, around, hearsay, clock, self._rng) if settings.changes_model else None
         self._records: list[CoverageRecord] = []
         self._coming: dict[tuple[PeerId, Span], float] = {}  # since when others are on the way to layers
         self._read_s = float("-inf")
@@ -87,14 +89,17 @@ class Mover:
             return
         try:
             await self._serving.restore()
-            decision = await self._decide(fresh=False)
+            view, own = await self._look(fresh=False)
+            decision = await self._decide(view, own)
             if isinstance(decision, Stay):
                 await self._stand_by(decision)
+                if self._changer is not None and self._clock() >= self._not_before_s:
+                    await self._consider_change(self._changer, view, own)
                 return
             if self._clock() < self._not_before_s:
                 return
             await asyncio.sleep(decision.wait_s)
-            decision = await self._decide(fresh=True)
+            decision = await self._decide(*await self._look(fresh=True))
             if isinstance(decision, Move):
                 await self._move(decision)
         except MeshswarmError as error:  # the next round comes
@@ -109,19 +114,45 @@ class Mover:
             self._not_before_s = float("-inf")
         self._around.report({"event": "moved", **self._serving.facts(), "done": is_done})
 
+    async def _consider_change(self, changer: Changer, view: View, own: Own) -> None:
+        """Go over to another model, where that is wanted more."""
+        change = await changer.decide(view, own, lambda: self._look(fresh=True))
+        if change is None:
+            return
+        self._around.report({"event": "moving", "model": change.offer.name, "message": change.reason})
+        self._moves.moved(self._clock())
+        self._not_before_s = self._moves.last_s + FAILED_S
+        if is_done := await changer.carry_out(change):
+            self._not_before_s = float("-inf")
+            self._forget()
+        self._around.report({"event": "moved", **self._serving.facts(), "done": is_done})
+
+    def _forget(self) -> None:
+        """All that was known of the model that was served before."""
+        self._model, self._records, self._coming, self._claims = None, [], {}, Claims()
+        self._read_s, self._standing = float("-inf"), (False, 0)
+
     async def _stand_by(self, decision: Stay) -> None:
         is_spare, n_rounds = self._standing
         self._standing = decision.is_spare, n_rounds + 1 if decision.is_spare == is_spare else 1
         if self._standing[1] >= STEADY_ROUNDS:
             await self._serving.stand_by(decision.is_spare, _role_in_words(self._serving, decision.is_spare))
 
-    async def _decide(self, *, fresh: bool) -> Move | Stay:
+    async def _decide(self, view: View, own: Own) -> Move | Stay:
+        now = self._clock()
+        if len(view.holders) <= MANY:
+            return propose(view, own, self._rng, now)
+        return await asyncio.to_thread(propose, view, own, self._rng, now)
+
+    async def _look(self, *, fresh: bool) -> tuple[View, Own]:
+        """Who serves the model, and what only this peer knows."""
         model, limits = await self._memory()
         await self._read(model.n_layers, fresh=fresh)
         own = self._serving.record()
+        here = replace(own, roles=tuple(role for role in own.roles if role != GOING))
         view = View.of(
             model.cuts,
-            [own, *self._believed(record for record in self._records if record.peer != own.peer)],
+            [here, *self._believed(record for record in self._records if record.peer != own.peer)],
             loads=[report for report in self._hearsay.loads().values() if report.peer != own.peer],
             gone=(self._hearsay.gone() | self._around.dht.unreachable()) - {own.peer},
             leaving=self._hearsay.draining() - {own.peer},
@@ -129,7 +160,7 @@ class Mover:
         )
         now, taken = self._clock(), self._serving.taken_bytes
         self._claims.see(view, now)
-        mine = Own(
+        return view, Own(
             own.peer,
             fits=lambda span: has_room(model, span, limits, taken=taken, beside=False),
             fits_beside=lambda span: has_room(model, span, limits, taken=taken, beside=True),
@@ -138,9 +169,6 @@ class Mover:
             trusted=self._claims.trusted(now),
             is_pinned=not self._serving.is_mobile,
         )
-        if len(view.holders) <= MANY:
-            return propose(view, mine, self._rng, now)
-        return await asyncio.to_thread(propose, view, mine, self._rng, now)
 
     async def _read(self, n_layers: int, *, fresh: bool) -> None:
         """Ask the table who serves what, where that is due."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,13 @@ from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, WHOLE_ONLY, CoverageRecord
 from meshswarm.errors import MeshswarmError
-from meshswarm.routing.choice import choose
-from meshswarm.routing.view import MOBILE, STANDBY, View
+from meshswarm.routing.choice import Choice
+from meshswarm.routing.view import GOING, MOBILE, STANDBY
 from meshswarm.serving.layers import (
     SERVER,
+    choose_layers,
     cut_context,
+    have_layers,
     intent_of,
     known_model,
     limits_of,
@@ -31,6 +33,7 @@ from meshswarm.serving.layers import (
     memory_model,
     others_of,
     placed,
+    usual_speed,
 )
 from meshswarm.serving.reading import Holders, read_after_s
 from meshswarm.serving.settings import ServingSettings, Surroundings
@@ -64,9 +67,7 @@ class Serving:
         devices = await asyncio.to_thread(list_devices)
         model = await asyncio.to_thread(memory_model, settings, around, info)
         limits = await asyncio.to_thread(limits_of, settings, devices)
-        view = View.of(model.cuts, others)
-        held = [record.span for record in others]
-        choice = choose(model, settings.span, limits, held, info.name, view.levels if view.holders else None)
+        choice = choose_layers(settings, model, limits, others, info.name)
         span = choice.span
         for because in (cut_context(settings, info), choice.notice, cpu_only_because(span, info.n_layers, devices)):
             if because:
@@ -75,7 +76,7 @@ class Serving:
         if because:
             around.report(placed(because, info, span, others))
         around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
-        intent = intent_of(around, info, choice, others) if settings.is_mobile and others else None
+        intent = intent_of(around, info, choice, usual_speed(others)) if settings.is_mobile and others else None
         if intent is not None:
             await around.dht.publish_coverage(intent)
         try:
@@ -96,6 +97,8 @@ class Serving:
         self._around = around
         self._served = served
         self._engines = [served.engine]  # all that must be stopped
+        self._is_going = False
+        self.on_model: Callable[[], None] = lambda: None  # called when another model is served
         self._standing = AT_EASE
         self._announcing: asyncio.Task[None] | None = None
         self._record = self._record_of(served)
@@ -111,6 +114,11 @@ class Serving:
     def is_mobile(self) -> bool:
         """Whether it goes over to other layers by itself."""
         return self._settings.is_mobile
+
+    @property
+    def settings(self) -> ServingSettings:
+        """What was chosen, by now."""
+        return self._settings
 
     @property
     def is_changing(self) -> bool:
@@ -144,7 +152,8 @@ class Serving:
 
     def _roles(self, served: Served) -> tuple[str, ...]:
         whole = (WHOLE_ONLY,) if served.is_whole_only else ()
-        return (self.role, *whole, *((MOBILE,) if self._settings.is_mobile else ()))
+        mobile = (MOBILE,) if self._settings.is_mobile else ()
+        return (self.role, *whole, *mobile, *((GOING,) if self._is_going else ()))
 
     async def announce(self) -> None:
         """Tell the swarm what is served here."""
@@ -214,10 +223,11 @@ class Serving:
         """
         old = self._served
         await self._tell(next_span=span)
-        if not beside and not await self._give_up(old):
-            await self._tell(next_span=None)
-            return False
         try:
+            await have_layers(self._settings, self._around, self.model, span)  # the old ones are served meanwhile
+            if not beside and not await self._give_up(old):
+                await self._tell(next_span=None)
+                return False
             new = await self._load_again(span, old.n_ctx)
         except MeshswarmError as error:
             self._around.report({"event": "warning", "message": f"The layers {span} cannot be served here: {error}"})
@@ -228,6 +238,41 @@ class Serving:
         self.role, self.role_reason = SERVER, ""
         self._record = replace(self._record_of(new), rtts=self._record.rtts)
         await self._tell()
+        if beside:
+            self._around.tasks.create_task(self._retire(old))
+        return True
+
+    async def announce_going(self, is_going: bool) -> None:
+        """Say that others should not count on these layers any more, or take that back."""
+        if is_going != self._is_going:
+            self._is_going = is_going
+            await self._tell(roles=self._roles(self._served))
+
+    async def change_model(self, settings: ServingSettings, info: ModelInfo, choice: Choice, *, beside: bool) -> bool:
+        """Serve layers of another model instead, as `go_over` does other layers; whether that came to be. `settings`:
+        with that model."""
+        old, record = self._served, self._record
+        intent = intent_of(self._around, info, choice, record.us_per_layer)
+        await self._around.dht.publish_coverage(intent)
+        try:
+            await have_layers(settings, self._around, info, choice.span)  # the old ones are served meanwhile
+            if not beside and not await self._give_up(old):
+                await self._around.dht.withdraw(intent)
+                return False
+            new = await load_slice(settings, self._around, info, choice.span, choice.n_ctx)
+        except MeshswarmError as error:
+            self._around.report({"event": "warning", "message": f"{info.name} cannot be served here: {error}"})
+            await self._around.dht.withdraw(intent)
+            await self.restore()
+            return False
+        self._take(new, beside=beside)
+        self.model, self._settings = info, settings
+        self.holders = Holders(self._around.dht, info.model_id, info.n_layers, time.monotonic)
+        self.role, self.role_reason, self._is_going = SERVER, "", False
+        self._record = self._record_of(new)
+        self.on_model()
+        await self.announce()
+        await self._around.dht.withdraw(record)
         if beside:
             self._around.tasks.create_task(self._retire(old))
         return True

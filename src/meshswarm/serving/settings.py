@@ -31,7 +31,7 @@ class ServingSettings:
     """What a person chose to serve, and how. None means: the default, or whatever fits. `yields`: the machine's owner
     comes first. `is_auto`: the peer chooses the model itself, and `because` says why, as a clause, once it has.
     `is_mobile`: it may go over to other layers by itself. `slice_only`: of what was fetched no more is kept than the
-    slices that are loaded."""
+    slices that are loaded. `changes_model`: it may go over to another model by itself."""
 
     model: str
     span: Span | None = None
@@ -44,6 +44,7 @@ class ServingSettings:
     is_auto: bool = False
     is_mobile: bool = False
     slice_only: bool = False
+    changes_model: bool = False
     because: str = ""
 
 

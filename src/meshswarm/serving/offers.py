@@ -1,0 +1,170 @@
+"""What a peer could serve: the models on its disk, those of the catalogue, and those that its swarm serves.
+
+The rule this file keeps: it gathers, and fetches nothing; of a model that is not here, what it says is what others say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.catalogue import CatalogueEntry
+from meshswarm.artifacts.manifests import Manifests
+from meshswarm.artifacts.merkle import model_id_text
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.routing.choice import Limits
+from meshswarm.routing.demand import Fit, Offer
+from meshswarm.routing.view import View
+from meshswarm.serving.hearsay import Hearsay
+from meshswarm.serving.layers import memory_model
+from meshswarm.serving.settings import ServingSettings, Surroundings
+from meshswarm.stage.families.cuts import LegalCuts
+from meshswarm.stage.sizes.memory import PROCESS_BYTES, MemoryModel
+
+MAX_LOOKED_AT = 32  # models, those with most holders
+SLACK_PERCENT = 105
+"""What is published of a model's size is rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A model that somebody here says he serves."""
+
+    card: ModelCard
+    view: View
+
+
+async def offers_of(
+    settings: ServingSettings,
+    around: Surroundings,
+    hearsay: Hearsay,
+    limits: Limits,
+    *,
+    only: Collection[bytes] | None = None,
+) -> list[Offer]:
+    """All that could be served here within `limits`, with who serves it and how often it is asked for; `only`: of these
+    models."""
+    seen = await _seen(around, hearsay.demand(), only)
+    offers = await asyncio.to_thread(_offers, settings, around, limits, seen)
+    return [offer for offer in offers if only is None or offer.model_id in only]
+
+
+async def _seen(
+    around: Surroundings, demand: Mapping[bytes, float], only: Collection[bytes] | None
+) -> Mapping[bytes, _Seen]:
+    cards = [card for card, _ in await around.dht.models(fresh=True)]
+    cards = [card for card in cards if only is None or card.model_id in only]
+    found = {}
+    for card in cards[:MAX_LOOKED_AT]:  # whoever wants to may name hundreds
+        records = await around.dht.coverage(card.model_id, card.n_layers)
+        others = [record for record in records if record.peer != around.identity.peer_id]
+        cuts = _anywhere(card.n_layers)
+        view = View.of(cuts, others, gone=around.dht.unreachable(), demand=demand.get(card.model_id, 0.0))
+        found[card.model_id] = _Seen(card, view)
+    return found
+
+
+def _offers(
+    settings: ServingSettings, around: Surroundings, limits: Limits, seen: Mapping[bytes, _Seen]
+) -> list[Offer]:
+    """Blocks."""
+    entries = Manifests(around.home.root).catalogue()
+    infos = {info.model_id: info for info in around.store.models()}
+    listed = [entry for entry in entries if entry.model_id not in infos]
+    offers = [_stored(settings, around, info, entries, limits, seen) for info in infos.values()]
+    offers += [_listed(around, entry, limits, seen) for entry in listed]
+    if around.library is not None:
+        known = infos.keys() | {entry.model_id for entry in listed}
+        offers += [_foreign(each, limits) for each in seen.values() if each.card.model_id not in known]
+    return offers
+
+
+def _stored(
+    settings: ServingSettings,
+    around: Surroundings,
+    info: ModelInfo,
+    entries: Collection[CatalogueEntry],
+    limits: Limits,
+    seen: Mapping[bytes, _Seen],
+) -> Offer:
+    """A model on this disk, or one whose header is here."""
+    model = memory_model(settings, around, info)
+    entry = next((entry for entry in entries if entry.model_id == info.model_id), None)
+    return Offer(
+        ref=info.id_text if entry is None else entry.ref,
+        name=info.name,
+        model_id=info.model_id,
+        n_bytes=sum(info.file_lengths),
+        is_verified=entry is not None and entry.is_verified,
+        fit=fit_of(model, limits),
+        view=_view(seen, info.model_id, model.cuts),
+    )
+
+
+def _listed(around: Surroundings, entry: CatalogueEntry, limits: Limits, seen: Mapping[bytes, _Seen]) -> Offer:
+    """A model of the catalogue that is not here: whether a part of it fits is seen when it is. Where others serve it,
+    its layers come from them."""
+    view = None if entry.model_id is None else _view(seen, entry.model_id, _anywhere(entry.n_layers))
+    from_peers = view is not None and bool(view.holders) and around.library is not None
+    memory_bytes = entry.memory_bytes if entry.is_verified else entry.memory_bytes * SLACK_PERCENT // 100
+    return Offer(
+        ref=model_id_text(entry.model_id) if entry.model_id is not None and from_peers else entry.ref,
+        name=entry.name,
+        model_id=entry.model_id,
+        n_bytes=entry.n_bytes,
+        is_verified=entry.is_verified,
+        fit=Fit.WHOLE if memory_bytes <= most(limits) else Fit.PART,
+        view=view,
+        to_fetch=_to_fetch(entry.n_bytes, limits) if from_peers else entry.n_bytes,
+        warning=entry.warning,
+    )
+
+
+def _foreign(seen: _Seen, limits: Limits) -> Offer:
+    """A model that only peers have. Its size is what they say, until its header is here."""
+    card, n_bytes = seen.card, sum(seen.card.file_lengths)
+    return Offer(
+        ref=model_id_text(card.model_id),
+        name=card.name,
+        model_id=card.model_id,
+        n_bytes=n_bytes,
+        is_verified=False,
+        fit=Fit.WHOLE if n_bytes * SLACK_PERCENT // 100 + PROCESS_BYTES <= most(limits) else Fit.PART,
+        view=seen.view,
+        to_fetch=_to_fetch(n_bytes, limits),
+        warning=f"{card.name} is unverified: peers of this swarm serve it, and nothing else is known of it here",
+    )
+
+
+def _to_fetch(n_bytes: int, limits: Limits) -> int:
+    """At most so much of a model comes over the network where peers send layers: what memory can hold."""
+    return min(n_bytes, most(limits))
+
+
+def fit_of(model: MemoryModel, limits: Limits) -> Fit:
+    """How much of a model whose header is here this machine has room for."""
+    if model.span(model.whole).total <= most(limits, limits.gpu_bytes):
+        return Fit.WHOLE
+    if model.cuts.refusal is not None:
+        return Fit.NOTHING
+    return Fit(min(model.span(span).total for span in model.smallest_spans) <= most(limits))
+
+
+def most(limits: Limits, gpu_bytes: int = 0) -> int:
+    """Bytes that may be taken."""
+    free = limits.room.free + gpu_bytes
+    return free if limits.allowed is None else min(free, limits.allowed)
+
+
+def _view(seen: Mapping[bytes, _Seen], model_id: bytes, cuts: LegalCuts) -> View | None:
+    """Who serves it; None where nobody does, or where its card lies about its layers."""
+    found = seen.get(model_id)
+    if found is None or found.card.n_layers != cuts.n_layers:
+        return None
+    return replace(found.view, cuts=cuts, memo={})
+
+
+def _anywhere(n_layers: int) -> LegalCuts:
+    return LegalCuts(n_layers, tuple(range(n_layers)), None)
