@@ -28,7 +28,7 @@ from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
 
 MANIFEST_REQUEST = "model/manifest"
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 5.0
 MAX_ASKED = 8
 """Holders, at the same time."""
 _BY_ID, _BY_NAME = b"\0", b"\1"
