@@ -58,6 +58,7 @@ class Engine:
             receiver.close()
             sender.close()
             raise
+        session.set_peer_class_filter(_limits_for_all())
         engine = cls(session, on_event, receiver, sender)
         asyncio.get_running_loop().add_reader(receiver.fileno(), engine._drain)
         session.set_alert_fd(sender.fileno())
@@ -174,3 +175,12 @@ def _info_hash(handle: Handle) -> bytes:
     """All zeros for a torrent that has gone."""
     raw: Any = handle.info_hashes().v2.to_bytes()
     return bytes(raw)
+
+
+def _limits_for_all() -> lt.ip_filter:
+    """Rate limits hold for every address: by itself libtorrent exempts those of local networks and loopback."""
+    rules = lt.ip_filter()
+    everybody = 1 << lt.session.global_peer_class_id
+    rules.add_rule("0.0.0.0", "255.255.255.255", everybody)
+    rules.add_rule("::", ":".join(["ffff"] * 8), everybody)
+    return rules
