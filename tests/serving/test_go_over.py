@@ -14,6 +14,7 @@ from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError, OutOfMemoryError
 from meshswarm.identity import Identity
+from meshswarm.routing.choice import Choice
 from meshswarm.serving import Serving, ServingSettings, Surroundings, serving
 from meshswarm.span import Span
 from meshswarm.stage.engine.benchmark import Speed
@@ -24,7 +25,12 @@ from meshswarm.stage.sessions.terms import Served
 from meshswarm.tasks import Tasks
 
 MODEL = ModelInfo(bytes(32), "tiny", "llama", "f32", 12, 64, 32, 128, (1000,), 100, True)
+OTHER = ModelInfo(bytes([1]) * 32, "other", "llama", "f32", 12, 64, 32, 128, (1000,), 100, True)
 OLD, NEW = Span(0, 6), Span(6, 12)
+
+
+def of(model: ModelInfo) -> str:
+    return "" if model == MODEL else "other "
 
 
 class Peer:
@@ -42,7 +48,10 @@ class Peer:
         around: Any = Surroundings(
             home=SimpleNamespace(), identity=Identity.from_seed(bytes(32)),
             endpoint=SimpleNamespace(addresses=(Address("127.0.0.1", 4810),)),
-            dht=SimpleNamespace(publish_coverage=self._publish), store=SimpleNamespace(), slices=SimpleNamespace(),
+            dht=SimpleNamespace(
+                publish_coverage=self._publish, withdraw=self._withdraw, publish_card=self._publish_card
+            ),
+            store=SimpleNamespace(), slices=SimpleNamespace(),
             spans=SimpleNamespace(
                 serve=self._serve, empty=self._empty, retire=self._retire, draining=False, n_free_slots=4,
                 leaving=self.leaving,
@@ -54,21 +63,21 @@ class Peer:
         self.serving = Serving(settings, around, MODEL, self.served(OLD))
         self.happened.clear()
 
-    def served(self, span: Span) -> Served:
+    def served(self, span: Span, model: ModelInfo = MODEL) -> Served:
         async def stop() -> None:
-            self.happened.append(f"stop {span}")
+            self.happened.append(f"stop {of(model)}{span}")
 
         engine: Any = SimpleNamespace(
             numclass="cpu-1", speed=Speed(300, 600, 2000, 90), offload=ON_CPU, n_threads=1, n_threads_now=1,
             set_share=lambda share: None, memory=EngineMemory(10, 20, 30), paging=ALL_FITS, stop=stop,
         )  # fmt: skip
-        return Served(MODEL.model_id, 12, span, bytes(32), engine, 128, 512)
+        return Served(model.model_id, 12, span, bytes(32), engine, 128, 512)
 
-    async def _load(self, settings: object, around: object, info: object, span: Span, n_ctx: int) -> Served:
+    async def _load(self, settings: object, around: object, info: ModelInfo, span: Span, n_ctx: int) -> Served:
         if span in self.failing:
             raise OutOfMemoryError("no room")
-        self.happened.append(f"load {span}")
-        return self.served(span)
+        self.happened.append(f"load {of(info)}{span}")
+        return self.served(span, info)
 
     def _serve(self, served: Served, *, beside: bool = False) -> None:
         self.happened.append(f"serve {served.span}{' beside' if beside else ''}")
@@ -83,7 +92,15 @@ class Peer:
     async def _publish(self, record: CoverageRecord) -> None:
         self.published.append(record)
         state = "" if record.loaded else " unloaded"
-        self.happened.append(f"say {record.span}{state}" + (f" to {record.next_span}" if record.next_span else ""))
+        going = " going" if "going" in record.roles else ""
+        about = f"{'' if record.model_id == MODEL.model_id else 'other '}{record.span}{state}{going}"
+        self.happened.append(f"say {about}" + (f" to {record.next_span}" if record.next_span else ""))
+
+    async def _withdraw(self, record: CoverageRecord) -> None:
+        self.happened.append(f"withdraw {'' if record.model_id == MODEL.model_id else 'other '}{record.span}")
+
+    async def _publish_card(self, card: object) -> None:
+        self.happened.append("say card")
 
     def _report(self, event: Any) -> None:
         if event["event"] == "warning":
@@ -162,3 +179,52 @@ async def test_a_standby_says_so_once_and_a_server_again_too(peer: Peer) -> None
         await peer.serving.stand_by(is_spare, "because")
     assert [record.roles[0] for record in peer.published] == ["standby", "server"]
     assert peer.serving.facts()["role"] == "server"
+
+
+async def change(peer: Peer, *, beside: bool) -> bool:
+    settings = ServingSettings("other", is_mobile=True)
+    return await peer.serving.change_model(settings, OTHER, Choice(NEW, 128), beside=beside)
+
+
+async def test_another_model_is_loaded_and_announced_before_the_old_one_is_withdrawn_and_let_go(peer: Peer) -> None:
+    await peer.serving.announce_going(True)
+    models: list[str] = []
+    peer.serving.on_model = lambda: models.append(peer.serving.model.name)
+    assert await change(peer, beside=True)
+    await asyncio.sleep(0.01)
+    assert peer.happened == [
+        "say 0:6 going", "say other 6:12 unloaded", "load other 6:12", "serve 6:12 beside", "say card",
+        "say other 6:12", "withdraw 0:6", "retire 0:6", "stop 0:6",
+    ]  # fmt: skip
+    assert peer.serving.model == OTHER and peer.serving.settings.model == "other" and models == ["other"]
+    assert peer.serving.facts()["model"] == "other" and not peer.serving.is_changing
+
+
+async def test_where_both_do_not_fit_the_old_one_is_emptied_and_given_up_first(peer: Peer) -> None:
+    assert await change(peer, beside=False)
+    assert peer.happened == [
+        "say other 6:12 unloaded", "empty 0:6", "say 0:6 unloaded", "stop 0:6", "load other 6:12", "serve 6:12",
+        "say card", "say other 6:12", "withdraw 0:6",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_another_model_that_cannot_be_loaded_leaves_the_old_one_served(peer: Peer, beside: bool) -> None:
+    peer.failing = {NEW}
+    assert not await change(peer, beside=beside)
+    again = [] if beside else ["load 0:6", "serve 0:6", "say 0:6"]
+    assert peer.happened[-len(again) - 1 :] == ["withdraw other 6:12", *again]
+    assert peer.serving.model == MODEL and peer.serving.record().span == OLD and peer.serving.record().loaded
+    assert peer.warnings == ["other cannot be served here: no room"]
+
+
+async def test_sessions_that_last_keep_the_old_model(peer: Peer) -> None:
+    peer.is_emptied = False
+    assert not await change(peer, beside=False)
+    assert peer.happened == ["say other 6:12 unloaded", "empty 0:6", "reopen", "withdraw other 6:12"]
+
+
+async def test_who_is_about_to_go_says_so_and_takes_it_back(peer: Peer) -> None:
+    for is_going in (True, True, False):
+        await peer.serving.announce_going(is_going)
+    assert peer.happened == ["say 0:6 going", "say 0:6"]
