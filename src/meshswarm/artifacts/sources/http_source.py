@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -28,6 +29,8 @@ from meshswarm.artifacts.sources.url_rules import Hop, UrlRules, check_addresses
 _GONE = frozenset({400, 401, 403, 404, 410})
 """What a signed address answers when its time is over."""
 _MAX_CONNECTIONS = 8
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)  # they would log signed addresses, which are keys
 
 
 @dataclass(frozen=True, slots=True)
