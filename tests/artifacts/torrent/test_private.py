@@ -78,7 +78,8 @@ async def test_a_plain_bittorrent_client_gets_nothing(
 
     seeder = await start_session(secret=SECRET)
     served = await seeder.seed(shared.content, shared.path, shared.layer)
-    settings: Any = {"listen_interfaces": f"{LOOPBACK}:0", "enable_dht": False, "enable_lsd": False}
+    quiet = dict.fromkeys(("enable_dht", "enable_lsd", "enable_upnp", "enable_natpmp"), False)
+    settings: Any = {"listen_interfaces": f"{LOOPBACK}:0", **quiet}
     client = await asyncio.to_thread(lt.session, settings, 0)
     torrent = {"info": shared.content.info_dict(), "piece layers": {shared.content.root: shared.layer}}
     params = lt.load_torrent_buffer(bencode(torrent))

@@ -58,6 +58,7 @@ class Attachment:
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _paused: asyncio.Event = field(default_factory=asyncio.Event)
     _is_doubted: bool = False
+    _may_write: bool = False
 
     @property
     def is_attached(self) -> bool:
@@ -78,6 +79,7 @@ class Attachment:
         self._ready.clear()
         self._paused.clear()
         self._is_doubted = False
+        self._may_write = len(self.plan.on_disk) < self.content.n_pieces
         self.plan.attached_anew()
         handle = await self.around.engine.add(params, self.content.info_hash, self._heard)
         if tls is not None:
@@ -97,14 +99,14 @@ class Attachment:
         handle, self._handle = self._handle, None
         if handle is None:
             return True
-        handle.pause()
-        try:
-            async with asyncio.timeout(_PAUSE_TIMEOUT_S):
-                await self._paused.wait()
-        except TimeoutError:
-            is_flushed = False
-        else:
-            is_flushed = True
+        is_flushed = True
+        if self._may_write:
+            handle.pause()
+            try:
+                async with asyncio.timeout(_PAUSE_TIMEOUT_S):
+                    await self._paused.wait()
+            except TimeoutError:
+                is_flushed = False
         await self.around.engine.remove(self.content.info_hash)
         return is_flushed
 
