@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,3 +190,33 @@ def test_a_model_that_is_not_here_any_more_is_not_cut(store: Store, slices: Slic
     tiny.write_bytes(data)
     with pytest.raises(ArtifactError, match="has changed"):
         slices.file(info.model_id, Span(0, 2))
+
+
+def test_slices_that_nobody_will_load_again_are_swept(
+    store: Store, slices: Slices, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices_module, "probe", lambda _path: None)
+    model_id = store.import_file(tiny).model_id
+    earlier = Slices(store, tmp_path / "home")
+    old, recent, foreign, outdated, unnoted = (
+        earlier.file(model_id, span).path for span in (Span(0, 1), Span(1, 2), Span(2, 3), Span(1, 3), Span(0, 3))
+    )
+    long_ago = time.time() - slices_module.UNUSED_S - 60
+    for path in (old, foreign):
+        os.utime(path.with_name(path.name + ".json"), (long_ago, long_ago))
+    alone = foreign.parent.with_name("a-model-that-is-not-here") / "2-3.gguf"
+    foreign.parent.with_name(alone.parent.name).mkdir()
+    foreign.rename(alone)
+    foreign.with_name("2-3.gguf.json").rename(alone.with_name("2-3.gguf.json"))
+    outdated.with_name("1-3.gguf.json").write_text('{"format": 1}')
+    unnoted.with_name("0-3.gguf.json").unlink()
+    for path in (outdated, unnoted):
+        os.utime(path, (long_ago, long_ago))
+    new = unnoted.with_name("0-2.gguf")
+    new.write_bytes(b"just cut by another process, and not noted yet")
+    given = slices.file(model_id, Span(1, 2)).path
+    cut = slices.file(model_id, Span(3, 4)).path
+    assert set((tmp_path / "home" / "slices").glob("*/*.gguf")) == {recent, given, cut, alone, new}
+    os.utime(cut.with_name("3-4.gguf.json"), (long_ago, long_ago))
+    slices.file(model_id, Span(2, 4))
+    assert cut.exists(), "what this process was given may be loaded"

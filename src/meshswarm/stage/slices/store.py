@@ -7,23 +7,32 @@ at once.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshswarm.artifacts.disk import remove_slice
 from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, write_json
 from meshswarm.artifacts.gguf import read_header
-from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text
+from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text, parse_model_id
 from meshswarm.artifacts.probe import engine_build, probe
 from meshswarm.artifacts.ranges import Ranges, covers
 from meshswarm.artifacts.store import Store
+from meshswarm.errors import ArtifactError, MeshswarmError
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama import numclass
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.families.cuts import check_cut
 from meshswarm.stage.families.proofs import Proofs
 from meshswarm.stage.slices.slicing import SLICE_FORMAT, slice_ranges, write_slice
+
+UNUSED_S = 14 * 86_400.0
+"""A slice that was not asked for in so long is not kept where it could be cut again."""
+_SETTLED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class Slices:
         self._proofs_folder = home / "proofs"
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._locks_guard = threading.Lock()
+        self._given: set[Path] = set()  # slices that this process was given: they may be loaded
 
     def proofs(self, model_id: bytes, options: LlamaOptions = DEFAULT_OPTIONS) -> Proofs:
         """What is proved about a model's parts here, when they are computed with these options."""
@@ -94,13 +104,39 @@ class Slices:
             if slice_file is None:
                 header = self._store.header(model_id)
                 source = self._store.readable(model_id, slice_ranges(header, span, proofs=proofs))
-                sweep_temporaries(path.parent)
+                self._sweep(keep=path)
                 write_slice(source, header, span, path, proofs=proofs)
                 read_header(path)
                 slice_file = SliceFile(path, file_root(path), path.stat().st_size)
                 _note(slice_file)
             self._probe_once(path, slice_file.root)
+            os.utime(_note_path(path))
+        with self._locks_guard:
+            self._given.add(path)
         return slice_file
+
+    def _sweep(self, keep: Path) -> None:
+        """Remove slices that nobody will load again: of an older format, without a note, or, where the model is here to
+        cut them anew, unused for `UNUSED_S`. Not those that this process gave out."""
+        with self._locks_guard:
+            kept = {keep, *self._given}
+        for path in set(self._folder.glob("*/*.gguf")) - kept:
+            with contextlib.suppress(ArtifactError, OSError):
+                is_useless = not _is_current(path) and _is_settled(path)
+                if is_useless or (_is_unused(path) and self._can_be_cut_again(path)):
+                    remove_slice(path)
+        for folder in self._folder.glob("*"):
+            sweep_temporaries(folder)
+
+    def _can_be_cut_again(self, path: Path) -> bool:
+        try:
+            model_id = parse_model_id(path.parent.name)
+            span = Span.parse(path.stem.replace("-", ":"))
+            wanted = slice_ranges(self._store.header(model_id), span)
+            self._store.readable(model_id, wanted)
+        except (ValueError, MeshswarmError):
+            return False
+        return True
 
     def _probe_once(self, path: Path, root: bytes) -> None:
         """Load the file in a child process unless this llama.cpp has already loaded this very content well."""
@@ -117,6 +153,20 @@ class Slices:
     def _lock(self, path: Path) -> threading.Lock:
         with self._locks_guard:
             return self._locks[path]
+
+
+def _is_current(path: Path) -> bool:
+    fields = read_json(_note_path(path))
+    return fields is not None and fields.get("format") == SLICE_FORMAT
+
+
+def _is_settled(path: Path) -> bool:
+    """False for a slice that somebody may just have cut, and not noted yet."""
+    return time.time() - path.stat().st_mtime > _SETTLED_S
+
+
+def _is_unused(path: Path) -> bool:
+    return time.time() - _note_path(path).stat().st_mtime > UNUSED_S
 
 
 def _note_path(path: Path) -> Path:
