@@ -190,3 +190,40 @@ async def test_a_slow_disk_holds_up_nobody(pair: Pair, monkeypatch: pytest.Monke
 async def test_a_models_voice_says_whether_it_has_an_exact_profile(pair: Pair) -> None:
     records = [pair.holder.serves(pair.card.model_id)]
     assert (await pair.head.directory.voice(pair.card, records)).exact_obstacle is None
+
+
+async def test_what_is_known_without_asking_stays_known_and_costs_the_swarm_nothing(pair: Pair) -> None:
+    """As /health looks: what was asked for once is seen, what others tell of a model counts, and nobody is asked."""
+    asked: list[object] = []
+    questions, dht = pair.head.dht._questions, pair.head.dht
+    look_up = questions.look_up
+
+    async def noted(targets: Any, **more: Any) -> Any:
+        asked.append(targets)
+        return await look_up(targets, **more)
+
+    questions.look_up = noted  # type: ignore[method-assign]
+    await pair.holder.dht.publish_card(pair.card.sign(pair.holder.identity))
+    await pair.holder.dht.publish_coverage(pair.holder.serves(pair.card.model_id))
+    dht._core.store._under.clear()
+
+    async def coverage(card: ModelCard) -> list[CoverageRecord]:
+        return await dht.coverage(card.model_id, card.n_layers, ask=False)
+
+    def whole(card: ModelCard) -> Told:
+        return Told(card.model_id, (2,) * card.n_layers, 2, 1.0, 0.0, 3)
+
+    assert await pair.head.directory.listings(coverage, ask=False) == [] and not asked
+    await pair.head.directory.refresh([], whole)
+    assert len(asked) == 1, "the cards alone: others tell the rest"
+    (listing,) = await pair.head.directory.listings(coverage, ask=False)
+    assert not listing.ready
+    (listing,) = await pair.head.directory.listings(coverage, ask=False, told=whole)
+    assert listing.ready and len(asked) == 1
+    await pair.head.directory.refresh([], lambda card: None)
+    n_asked = len(asked)
+    assert n_asked > 1
+    for _ in range(3):
+        (listing,) = await pair.head.directory.listings(coverage, ask=False)
+        assert listing.ready
+    assert len(asked) == n_asked

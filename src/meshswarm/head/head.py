@@ -122,15 +122,14 @@ class Head:
         return await self.directory.listings(partial(self._routes.living, ask=ask), ask=ask, told=self._routes.told)
 
     async def keep_known(self) -> None:
-        """Until cancelled: sees to it that what `models` says without asking does not run out although nobody asks. A
-        model that can be run is enough, so that a peer at rest sends next to nothing."""
+        """Until cancelled: sees to it that what `models` says without asking does not run out although nobody asks. One
+        model that can be run is enough, and one that is told to be whole needs no look, so that a peer at rest sends
+        next to nothing."""
         while True:
             await asyncio.sleep(KEEP_KNOWN_S)
             ready = [each.model_id for each in await self.models(ask=False) if each.ready]
-            if ready:
-                await self.directory.refresh(ready)
-            else:
-                await self.models()
+            with contextlib.suppress(MeshswarmError):
+                await self.directory.refresh(ready, self._routes.told)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer. Closing the iterator cancels the work on every span."""

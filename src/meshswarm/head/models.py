@@ -289,7 +289,7 @@ class ModelDirectory:
         others say together of a model; where that is the whole of it, all but the first few are not looked up."""
         listings = []
         for place, (card, holders) in enumerate(await self._worth_listing(ask=ask)):
-            heard = told(card) if place >= LOOKED_UP else None
+            heard = told(card) if place >= LOOKED_UP or not ask else None
             if heard is not None and heard.is_whole:
                 records, covered = [], heard.covered
             else:
@@ -309,12 +309,15 @@ class ModelDirectory:
             )
         return sorted(listings, key=lambda listing: (listing.id, listing.model_id))
 
-    async def refresh(self, model_ids: Sequence[str]) -> None:
-        """Asks again who serves one of these models, the one served here first, so that it stays known."""
-        cards = {model_id_text(each): card for each, (card, _) in (await self.cards()).items()}
-        known = [cards[each] for each in model_ids if each in cards]
+    async def refresh(self, ready: Sequence[str], told: Callable[[ModelCard], Told | None]) -> None:
+        """Asks again which models there are, and who serves one of those that are `ready` by their ids, the one served
+        here first, so that they stay known. Where none is, who serves the first that would be listed."""
+        cards = [card for card, _ in await self._worth_listing(ask=True)]
+        known = [card for card in cards if model_id_text(card.model_id) in ready] or cards
         for card in sorted(known, key=lambda card: card.model_id != self.preferred)[:1]:
-            await self._dht.coverage(card.model_id, card.n_layers)
+            heard = told(card)
+            if heard is None or not heard.is_whole:
+                await self._dht.coverage(card.model_id, card.n_layers)
 
     async def voice(self, card: ModelCard, records: Sequence[CoverageRecord]) -> Voice:
         """The model's vocabulary and template; its header is fetched from a holder when it is not on this disk."""
