@@ -9,7 +9,6 @@ from meshswarm.artifacts.gguf import parse_header
 from meshswarm.artifacts.ranges import merged
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.fetching.plan import (
-    WEB_PORTION_BYTES,
     Averages,
     FetchProgress,
     Portions,
@@ -79,9 +78,14 @@ def test_without_a_web_source_peers_get_everything_at_once() -> None:
 def test_what_no_peer_has_comes_from_the_web_first() -> None:
     portions = Portions(CONTENT, ALL, available=ALL - {3, 4}, has_web=True)
     assert portions.only_from_web() == {3, 4}
-    assert portions.for_web() == (3, 4)
-    assert 3 not in portions.for_peers()
-    assert max(portions.for_web()) == CONTENT.n_pieces - 1, "then from the back, towards the peers"
+    asked = portions.for_peers()
+    assert not {3, 4}.intersection(asked)
+    web = portions.for_web()
+    assert web[:2] == [3, 4]
+    assert web[2] == CONTENT.n_pieces - 1, "then from the back, towards the peers"
+    assert not set(web).intersection(asked), "nothing is asked of both"
+    portions.done([3, web[2]])
+    assert 3 not in portions.for_web() and web[2] not in portions.left
 
 
 def test_peers_are_not_asked_for_what_none_of_them_has() -> None:
@@ -103,11 +107,9 @@ def test_every_piece_is_out_once_at_most_and_none_is_lost(
     portions = Portions(CONTENT, missing, available=available, has_web=True)
     got: set[int] = set()
     for of_peers, succeeds in steps:
-        portion = portions.for_peers() if of_peers else portions.for_web()
+        portion = portions.for_peers() if of_peers else portions.for_web()[:7]
         assert not got.intersection(portion)
         assert missing.issuperset(portion)
-        if not of_peers and len(portion) > 1:
-            assert CONTENT.bytes_of(portion) <= WEB_PORTION_BYTES
         if succeeds:
             portions.done(portion)
             got.update(portion)

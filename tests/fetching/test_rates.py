@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshswarm.fetching.rates import LEAST_BUSY_BYTES_S, NO_LIMIT, QUIET_S, Limits, Rates, UploadShare
+from meshswarm.fetching.rates import LEAST_BUSY_BYTES_S, NO_LIMIT, QUIET_S, Limits, Pacer, Rates, UploadShare
 
 
 def test_an_idle_peer_seeds_as_fast_as_it_may() -> None:
@@ -76,3 +76,15 @@ def test_what_goes_out_is_bounded_before_the_first_look(limits: Limits) -> None:
     told: list[int] = []
     Rates(limits, lambda _, up: told.append(up), lambda: False, lambda: None).look(0.0)
     assert told == [limits.up_bytes_s]
+
+
+@given(bytes_s=st.integers(1, 10**9), chunks=st.lists(st.integers(1, 10**6), min_size=1, max_size=200))
+def test_paced_bytes_take_their_time(bytes_s: int, chunks: list[int]) -> None:
+    pacer, now = Pacer(bytes_s), 100.0
+    for n_bytes in chunks:
+        now += pacer.wait_s(n_bytes, now)
+    assert sum(chunks) <= (now - 100.0 + 1.0) * bytes_s * 1.001 + 1
+
+
+def test_without_a_limit_nobody_waits() -> None:
+    assert Pacer(NO_LIMIT).wait_s(10**12, 0.0) == 0.0

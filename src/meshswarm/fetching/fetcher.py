@@ -14,15 +14,17 @@ from dataclasses import dataclass
 
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.ranges import Ranges, merged
+from meshswarm.artifacts.sources.http_source import HttpSource
+from meshswarm.artifacts.sources.web_pieces import WebPieces
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.artifacts.torrent.torrent import Torrent
 from meshswarm.dht.node import Dht
 from meshswarm.errors import ArtifactError, MeshswarmError
 from meshswarm.fetching.plan import Averages, FetchProgress, Portions, missing_pieces
+from meshswarm.fetching.rates import Pacer
 from meshswarm.fetching.scout import Outlaws, Scout
 from meshswarm.fetching.shelf import Shelf
-from meshswarm.fetching.web import WebFeeder, WebFile
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
@@ -31,6 +33,8 @@ LOOK_S = 3.0
 TELL_S = 0.5
 PATIENCE_S = 20.0
 """How long nothing may come from anybody before peers are looked for anew."""
+WEB_PATIENCE_S = 5.0
+"""The same while a server on the web can have what peers do not send."""
 MAX_ROUNDS_IN_VAIN = 3
 SAVE_S = 2.0
 FILES_AT_ONCE = 4
@@ -47,7 +51,7 @@ class Wanted:
     model_id: bytes
     name: str
     files: tuple[Ranges, ...]
-    web: tuple[tuple[WebFile, ...], ...] = ()
+    web: tuple[tuple[HttpSource, ...], ...] = ()
 
     @classmethod
     def of(cls, model_id: bytes, name: str, files: Iterable[Iterable[range]]) -> Wanted:
@@ -56,7 +60,8 @@ class Wanted:
 
 class Fetcher:
     """`fetch` what is wanted. `warn` gets sentences for a person; `make_room(n_bytes, model_id)` blocks, and raises
-    ArtifactError when the disk has no room for so much more of a model."""
+    ArtifactError when the disk has no room for so much more of a model; `shares`: files stay open for others;
+    `down_bytes_s`: the most that comes from the web, 0 for no limit."""
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class Fetcher:
         warn: Warn,
         make_room: Callable[[int, bytes], None] = lambda n_bytes, model_id: None,
         shares: bool = True,
+        down_bytes_s: int = 0,
     ) -> None:
         self._endpoint = endpoint
         self._dht = dht
@@ -78,6 +84,7 @@ class Fetcher:
         self._warn = warn
         self._make_room = make_room
         self._shares = shares
+        self._pacer = Pacer(down_bytes_s)
         self._outlaws = Outlaws()
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._listeners: dict[bytes, list[ProgressOf]] = {}
@@ -170,6 +177,10 @@ class Fetcher:
         for listener in list(self._listeners.get(model_id, ())):
             listener(progress)
 
+    async def pace(self, n_bytes: int) -> None:
+        """Wait until so many more bytes may come from the web."""
+        await asyncio.sleep(self._pacer.wait_s(n_bytes, asyncio.get_running_loop().time()))
+
     def warn(self, sentence: str) -> None:
         self._warn(sentence)
 
@@ -206,7 +217,7 @@ class _Fetch:
             Portions(content, pieces, available=None, has_web=bool(sources))
             for content, pieces, sources in zip(contents, self._missing, self._web, strict=True)
         ]
-        self._feeders: list[WebFeeder] = []
+        self._feeders: list[WebPieces] = []
         self._files = asyncio.Semaphore(FILES_AT_ONCE)
 
     async def run(self) -> None:
@@ -229,6 +240,8 @@ class _Fetch:
         finally:
             for helper in helpers:
                 helper.cancel()
+            for source in {source for sources in self._wanted.web for source in sources}:
+                await source.close()
             await asyncio.gather(*helpers, return_exceptions=True)
             await asyncio.shield(self._save())
             self._tell()
@@ -280,27 +293,39 @@ class _Fetch:
     async def _file(self, file: int) -> None:
         """All missing pieces of one file. Raises ArtifactError."""
         async with self._files:
-            feeding = [asyncio.ensure_future(self._feed(file, source)) for source in self._web[file]]
+            feeding = asyncio.ensure_future(self._from_web(file))
             try:
                 await self._from_peers(file)
             finally:
-                for feeder in feeding:
-                    feeder.cancel()
-                await asyncio.gather(*feeding, return_exceptions=True)
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
 
-    async def _feed(self, file: int, source: WebFile) -> None:
+    async def _from_web(self, file: int) -> None:
+        """What the servers of a file give, one server at a time, as long as there is anything for them to give."""
         torrent, portions = self._torrents[file], self._portions[file]
-        feeder = WebFeeder(self._contents[file], source, portions, torrent.add_piece)
-        self._feeders.append(feeder)
-        try:
-            while not portions.is_done:
-                await feeder.feed(self._tell)
-                await asyncio.sleep(TELL_S)  # peers may give something back
-        except MeshswarmError as error:
-            self._web[file].remove(source)
-            if not self._web[file]:
-                portions.lose_web()
-            self._fetcher.warn(str(error))
+
+        async def add_piece(index: int, data: bytes) -> bool:
+            is_good = await torrent.add_piece(index, data)
+            if is_good:
+                portions.done([index])
+            return is_good
+
+        while self._web[file]:
+            if portions.for_web():
+                source = self._web[file][0]
+                feeder = WebPieces(
+                    source, self._contents[file], wanted=portions.for_web, add_piece=add_piece, limit=self._fetcher.pace
+                )
+                self._feeders.append(feeder)
+                try:
+                    dropped = (await feeder.run()).dropped
+                except MeshswarmError as error:
+                    dropped = str(error)
+                if dropped is not None:
+                    self._web[file].remove(source)
+                    self._fetcher.warn(f"{self._wanted.name}: {dropped}")
+            await asyncio.sleep(TELL_S)  # peers may give something back
+        portions.lose_web()
 
     async def _from_peers(self, file: int) -> None:
         torrent, portions, n_vain = self._torrents[file], self._portions[file], 0
@@ -313,7 +338,7 @@ class _Fetch:
             error = ArtifactError("nobody who can be asked has it")
             if portion:
                 try:
-                    await torrent.fetch(portion, progress=None, patience_s=PATIENCE_S)
+                    await torrent.fetch(portion, patience_s=WEB_PATIENCE_S if self._web[file] else PATIENCE_S)
                 except ArtifactError as failure:
                     error = failure
                 finally:

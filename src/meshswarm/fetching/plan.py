@@ -16,7 +16,6 @@ from meshswarm.span import Span
 
 PORTION_BYTES = 32 << 20
 """What peers get at a time while the web helps: little enough to share well, and enough to keep links busy."""
-WEB_PORTION_BYTES = 8 << 20
 
 
 def whole_files(files: Sequence[tuple[int, bytes]]) -> tuple[Ranges, ...]:
@@ -117,15 +116,17 @@ class Portions:
         may = sorted(self._waiting if self._available is None else self._waiting & self._available)
         return self._take(may, PORTION_BYTES if self._has_web else None)
 
-    def for_web(self) -> tuple[int, ...]:
-        """The next portion for the web: first what peers do not have, then from the back."""
+    def for_web(self) -> list[int]:
+        """What may be asked of the web now, the most urgent first: what peers do not have, then from the back. It is
+        taken by being `done`."""
         rare = self.only_from_web()
-        order = sorted(rare) or sorted(self._waiting, reverse=True)
-        return tuple(sorted(self._take(order, WEB_PORTION_BYTES)))
+        return [*sorted(rare), *sorted(self._waiting - rare, reverse=True)]
 
     def done(self, pieces: Iterable[int]) -> None:
         """These are here."""
-        self._out.difference_update(pieces)
+        here = frozenset(pieces)
+        self._out -= here
+        self._waiting -= here
 
     def give_back(self, pieces: Iterable[int]) -> None:
         """These could not be had: whoever asks next gets them."""

@@ -91,3 +91,18 @@ class Rates:
         if told != self._told:
             self._told = told
             self._limit(*told)
+
+
+class Pacer:
+    """Spreads bytes over time: at most `bytes_s` a second, a second's worth at once; 0: no limit."""
+
+    def __init__(self, bytes_s: int) -> None:
+        self._bytes_s = bytes_s
+        self._free_at = float("-inf")
+
+    def wait_s(self, n_bytes: int, now: float) -> float:
+        """How long to wait before more bytes are taken, `n_bytes` having come at `now`."""
+        if self._bytes_s == NO_LIMIT:
+            return 0.0
+        self._free_at = max(self._free_at, now - 1.0) + n_bytes / self._bytes_s
+        return max(0.0, self._free_at - now)

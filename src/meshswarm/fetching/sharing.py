@@ -88,6 +88,7 @@ class Sharing:
             warn=self._warn,
             make_room=self._make_room,
             shares=settings.seeds,
+            down_bytes_s=settings.limits.down_bytes_s,
         )
         self.seeder: Seeder | None = None
         if settings.seeds:
@@ -201,4 +202,3 @@ class Sharing:
 
     def _warn(self, sentence: str) -> None:
         self._report({"event": "warning", "message": sentence})
-
