@@ -5,6 +5,7 @@ import contextlib
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -313,6 +314,43 @@ async def test_who_only_looks_makes_nobody_be_asked(loopback: Loopback) -> None:
     assert asked == n_asked
     loopback.clock.now += LIFETIME_S
     assert await three.dht.coverage(MODEL, N_LAYERS, ask=False) == []
+
+
+async def test_a_second_reading_brings_what_is_new_and_nothing_else(loopback: Loopback) -> None:
+    """Records that are known are not sent again; who withdrew, moved or came since is seen."""
+    peers = await loopback.chain(8)
+    for number, peer in enumerate(peers[:6]):
+        await peer.serve(f"{number}:{number + 20}")
+    reader = await loopback.start(50)
+    answers: list[bytes] = []
+    ask = reader.dht._questions._ask
+
+    async def noted(*args: Any, **more: Any) -> Any:
+        answered = await ask(*args, **more)
+        answers.append(answered[0])
+        return answered
+
+    await reader.dht.join([peers[0].reach])
+    reader.dht._questions._ask = noted  # type: ignore[method-assign]
+
+    def records_sent() -> int:
+        sent = sum(len(messages.decode_found(answer).records) for answer in answers)
+        answers.clear()
+        return sent
+
+    reader.dht._core.store._under.clear()
+    assert len(await reader.sees(fresh=True)) == 6
+    assert records_sent() >= 6
+    assert len(await reader.sees(fresh=True)) == 6
+    assert records_sent() == 0
+    await peers[0].dht.withdraw()
+    await peers[1].serve("5:30")
+    await peers[7].serve("0:2")
+    reader.dht._core.store._under.clear()
+    seen = await reader.sees(fresh=True)
+    assert peers[0].endpoint.peer_id not in seen
+    assert (seen[peers[1].endpoint.peer_id], seen[peers[7].endpoint.peer_id], len(seen)) == ("5:30", "0:2", 6)
+    assert 3 <= records_sent() <= 4 * 8, "the tombstones and the new ones"
 
 
 async def test_who_serves_the_first_layers_of_many_models_is_asked_once_for_all(loopback: Loopback) -> None:

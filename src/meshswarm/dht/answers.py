@@ -88,8 +88,8 @@ class Answers:
             now = self._clock()
             if since < memory.asked_at <= now:
                 return
-            _, found = await self._questions.look_up(memory.keys, wants_records=True)
-            found.update(record for record in memory.records if not record.is_expired(now))
+            alive = [record for record in memory.records if not record.is_expired(now)]
+            _, found = await self._questions.look_up(memory.keys, wants_records=True, known=alive)
             memory.records, memory.asked_at = found, now
 
     def _memory(self, keys: tuple[bytes, ...]) -> _Memory:

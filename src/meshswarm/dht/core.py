@@ -16,6 +16,7 @@ from meshswarm.dht import messages
 from meshswarm.dht.clocks import OWN, Clocks
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.handover import Handover
+from meshswarm.dht.have import NOTHING, Have
 from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.lookup import ALPHA, Found, Lookup
@@ -175,10 +176,11 @@ class Core:
     def ping_question(self, now: float) -> bytes:
         return messages.encode_ping(replace(self.sender, clock_ms=int(now * 1000)))
 
-    def find_question(self, lookups: Sequence[Lookup], *, wants_records: bool) -> bytes:
+    def find_question(self, lookups: Sequence[Lookup], *, wants_records: bool, have: Have = NOTHING) -> bytes:
+        """`have`: the records that need not be sent."""
         keys = tuple(lookup.target for lookup in lookups)
         reach = max(lookup.radius for lookup in lookups) >> REACH_SHIFT
-        return messages.encode_find(FindQuestion(self.sender, keys, wants_records, reach))
+        return messages.encode_find(FindQuestion(self.sender, keys, wants_records, reach, have))
 
     def take_pong(
         self, contact: Contact, answer: bytes, now: float, rtt_s: float | None, *, is_outbound: bool = False

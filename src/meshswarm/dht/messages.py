@@ -7,13 +7,14 @@ Fields are only ever appended, and what an older peer leaves out has a meaning.
 | kind | question | answer |
 |---|---|---|
 | `dht/ping` | sender, clock | sender, clock |
-| `dht/find` | sender, keys, wants records, reach | sender, write token, contacts near the keys, records, clock |
+| `dht/find` | sender, keys, wants records, reach, salt, marks | sender, write token, contacts, records, clock |
 | `dht/store` | sender, write token, (record, keys) pairs | sender, one status per pair and key |
 | `dht/dial-back` | sender | sender, verdict: whether a third peer could dial the asker |
 | `dht/dial` | sender, contact | sender, verdict: whether the contact could be dialled afresh from here |
 
 `reach`: how far around the keys contacts are wanted beyond the k nearest (`region`). `clock`: the sender's Unix time in
-ms. Records are sealed for the key they are stored under where the swarm is private.
+ms. `salt` and `marks`: of the records that the asker has (`have`); they are left out of the answer. Records are sealed
+for the key they are stored under where the swarm is private.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 from meshswarm.config import Address
 from meshswarm.dht import wire
 from meshswarm.dht.contact import Contact
+from meshswarm.dht.have import MARK_BYTES, MAX_MARKS, NOTHING, SALT_BYTES, Have
 from meshswarm.dht.keys import ID_BYTES
 from meshswarm.dht.region import MAX_REACH
 from meshswarm.dht.signed import MAX_RECORD_BYTES
@@ -86,6 +88,7 @@ class FindQuestion:
     keys: tuple[bytes, ...]
     wants_records: bool
     reach: int = 0
+    have: Have = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,10 @@ def decode_ping(data: bytes) -> Sender:
 
 
 def encode_find(question: FindQuestion) -> bytes:
-    return wire.pack([*_head(question.sender), list(question.keys), question.wants_records, question.reach])
+    fields = [*_head(question.sender), list(question.keys), question.wants_records, question.reach]
+    if question.have.marks:
+        fields += [question.have.salt, b"".join(sorted(question.have.marks))]
+    return wire.pack(fields)
 
 
 def decode_find(data: bytes) -> FindQuestion:
@@ -130,7 +136,8 @@ def decode_find(data: bytes) -> FindQuestion:
     keys = wire.array(fields[3], "keys", at_least=1, at_most=MAX_FIND_KEYS)
     reach = wire.integer(fields[5], "reach", high=MAX_REACH) if len(fields) > 5 else 0
     wants_records = wire.boolean(fields[4], "wants records")
-    return FindQuestion(_sender(fields), tuple(_key(key) for key in keys), wants_records, reach)
+    have = _have(fields[6], fields[7]) if len(fields) > 7 else NOTHING
+    return FindQuestion(_sender(fields), tuple(_key(key) for key in keys), wants_records, reach, have)
 
 
 def encode_found(answer: FindAnswer) -> bytes:
@@ -220,6 +227,14 @@ def _item(value: object) -> tuple[bytes, tuple[bytes, ...]]:
     pair = wire.array(value, "a record and its keys", at_least=2, at_most=2)
     keys = wire.array(pair[1], "keys of a record", at_least=1, at_most=MAX_KEYS_OF_RECORD)
     return wire.binary(pair[0], "record", at_most=MAX_SEALED_BYTES), tuple(_key(key) for key in keys)
+
+
+def _have(salt: object, marks: object) -> Have:
+    together = wire.binary(marks, "marks", at_most=MAX_MARKS * MARK_BYTES)
+    if len(together) % MARK_BYTES:
+        raise WireError(f"marks are {MARK_BYTES} bytes each")
+    each = frozenset(together[at : at + MARK_BYTES] for at in range(0, len(together), MARK_BYTES))
+    return Have(wire.binary(salt, "salt", size=SALT_BYTES), each)
 
 
 def _statuses(row: object) -> list[StoreStatus]:

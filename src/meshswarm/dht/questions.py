@@ -7,12 +7,14 @@ with one peer is told to the core and ends there; a question to many never fails
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core, Delivery
+from meshswarm.dht.have import NOTHING, SALT_BYTES, Marker
 from meshswarm.dht.lookup import STALL_S, Lookup, next_batch
 from meshswarm.dht.messages import DIAL, DIAL_BACK, FIND, PING, STORE, StoreStatus, Verdict
 from meshswarm.dht.signed import RecordSet, SignedRecord
@@ -60,26 +62,32 @@ class Questions:
             for contact in contacts:
                 group.create_task(self.ping(contact))
 
-    async def look_up(self, targets: Iterable[bytes], *, wants_records: bool) -> tuple[list[Lookup], RecordSet]:
-        """The finished lookups of `targets`, and all verified records that came with them.
+    async def look_up(
+        self, targets: Iterable[bytes], *, wants_records: bool, known: Iterable[SignedRecord] = ()
+    ) -> tuple[list[Lookup], RecordSet]:
+        """The finished lookups of `targets`, and all verified records that came with them, with those `known` before,
+        which nobody needs to send.
 
         Lookups share questions: in a swarm of few peers, many targets cost one round trip.
         """
         now = self._clock()
-        return await self._drive([self._core.lookup(target, now) for target in targets], wants_records)
+        return await self._drive([self._core.lookup(target, now) for target in targets], wants_records, known)
 
     async def refresh(self, targets: Iterable[bytes]) -> None:
         """Short lookups that fill the table around `targets`."""
         now = self._clock()
         await self._drive([self._core.refresh(target, now) for target in targets], False)
 
-    async def _drive(self, lookups: list[Lookup], wants_records: bool) -> tuple[list[Lookup], RecordSet]:
-        records = RecordSet(limit=MAX_RECORDS)
+    async def _drive(
+        self, lookups: list[Lookup], wants_records: bool, known: Iterable[SignedRecord] = ()
+    ) -> tuple[list[Lookup], RecordSet]:
+        records = RecordSet(known, limit=MAX_RECORDS)
+        marker = Marker(os.urandom(SALT_BYTES)) if wants_records else None
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             while not all(lookup.done for lookup in lookups):
                 for contact, together in next_batch(lookups, self._clock(), messages.MAX_FIND_KEYS):
-                    running.add(group.create_task(self._find(contact, together, records, wants_records)))
+                    running.add(group.create_task(self._find(contact, together, records, marker)))
                 if not running:
                     break
                 _, running = await asyncio.wait(running, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -140,8 +148,12 @@ class Questions:
                 group.create_task(self._store(delivery, statuses))
         return statuses
 
-    async def _find(self, contact: Contact, lookups: Sequence[Lookup], records: RecordSet, wants_records: bool) -> None:
-        question = self._core.find_question(lookups, wants_records=wants_records)
+    async def _find(
+        self, contact: Contact, lookups: Sequence[Lookup], records: RecordSet, marker: Marker | None
+    ) -> None:
+        """`marker`: None where no records are wanted."""
+        have = NOTHING if marker is None else marker.have(record.wire for record in records)
+        question = self._core.find_question(lookups, wants_records=marker is not None, have=have)
         try:
             answer, contact, rtt_s, is_outbound = await self._ask(contact, FIND, question, messages.MAX_ANSWER_BYTES)
             found = messages.decode_found(answer)

@@ -13,6 +13,7 @@ from itertools import chain, zip_longest
 from meshswarm.config import Address
 from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact, merge_addresses
+from meshswarm.dht.have import Have
 from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.messages import FIND, PING, STORE, FindAnswer, Sender, StoreAnswer, StoreStatus
@@ -84,13 +85,13 @@ class Responder:
         near = [self._table.around(key, now, radius=radius) for key in question.keys]
         in_turn = chain.from_iterable(zip_longest(*near))  # so that no key takes up the places of another
         contacts = {c.peer: c for c in in_turn if c is not None and c.peer != peer}
-        records = self._records(question.keys, now) if question.wants_records else ()
+        records = self._records(question.keys, question.have, now) if question.wants_records else ()
         token = self._tokens.issue(peer, now)
         answer = FindAnswer(own, token, tuple(contacts.values())[: messages.MAX_CONTACTS], tuple(records))
         return question.sender, messages.encode_found(answer)
 
-    def _records(self, keys: Iterable[bytes], now: float) -> list[bytes]:
-        found = {sealed: None for key in keys for sealed in self._store.sealed(key, now)}
+    def _records(self, keys: Iterable[bytes], have: Have, now: float) -> list[bytes]:
+        found = {sealed: None for key in keys for sealed in self._store.sealed(key, now, have)}
         return list(found)[: messages.MAX_FIND_RECORDS]
 
     def _store_records(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshswarm.dht.have import NOTHING, Have
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.messages import StoreStatus
 from meshswarm.dht.signed import RecordKey, SignedRecord, replaces
@@ -70,9 +71,10 @@ class RecordStore:
         """Everything alive under `key`, tombstones included: they end older copies elsewhere."""
         return [kept.record for kept in self._under.get(key, {}).values() if not kept.record.is_expired(now)]
 
-    def sealed(self, key: bytes, now: float) -> list[bytes]:
-        """The same as it is sent."""
-        return [kept.sealed for kept in self._under.get(key, {}).values() if not kept.record.is_expired(now)]
+    def sealed(self, key: bytes, now: float, have: Have = NOTHING) -> list[bytes]:
+        """The same as it is sent, without what the asker has."""
+        kept = (kept for kept in self._under.get(key, {}).values() if not kept.record.is_expired(now))
+        return [each.sealed for each in kept if each.record.wire not in have]
 
     def all(self, now: float) -> list[SignedRecord]:
         """Everything alive, once for each key it is under."""
