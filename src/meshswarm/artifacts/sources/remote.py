@@ -5,7 +5,6 @@ The rule this file keeps: a model is there when all its files are.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,21 +52,26 @@ def _web_targets(ref: str, folder: Path) -> tuple[Path, ...]:
     return tuple(where / safe_name(file_name(url)) for url in urls)
 
 
-def fetch_remote(
+async def fetch_remote(
     ref: str,
     folder: Path,
     say: Say,
     listeners: Listeners,
-    expected_id: bytes | None,
-    rules: UrlRules | None,
+    expected_id: bytes | None = None,
+    rules: UrlRules | None = None,
 ) -> Path:
-    """See `references.fetch`."""
+    """See `references.fetch_whole`."""
     targets = HubRef.parse(ref).targets(folder) if ref.startswith("hf:") else _web_targets(ref, folder)
-    if all(PartFile(target).is_complete for target in targets):
+    if await in_thread(_are_here, targets, expected_id):
         return targets[0]
-    located = locate(ref, folder, rules)
-    asyncio.run(_download_all(located, say, listeners, expected_id))
+    await _download_all(await in_thread(locate, ref, folder, rules), say, listeners, expected_id)
     return targets[0]
+
+
+def _are_here(targets: Sequence[Path], expected_id: bytes | None) -> bool:
+    if not all(PartFile(target).is_complete for target in targets):
+        return False
+    return expected_id is None or model_id([(path.stat().st_size, file_root(path)) for path in targets]) == expected_id
 
 
 async def _download_all(located: Sequence[Located], say: Say, listeners: Listeners, expected_id: bytes | None) -> None:

@@ -20,6 +20,8 @@ from meshswarm.artifacts.sources.pace import DownloadProgress, Meter, Retries
 
 MAX_RESTARTS = 2
 WRITE_BYTES = 1 << 20
+WRITE_S = 0.5
+"""A sink is handed so much, or what came in so long: of a slow link nothing is lost either."""
 WORTHWHILE_BYTES = 64 << 10
 """A try that brought less was none."""
 
@@ -101,13 +103,14 @@ class Transfer:
     async def _take(self, body: Body) -> None:
         now = asyncio.get_running_loop().time
         meter = Meter(body.file.length, body.start, now())
-        buffer = bytearray()
+        buffer, handed_over = bytearray(), now()
         try:
             async with contextlib.aclosing(body.chunks()) as chunks:
                 async for chunk in chunks:
                     buffer += chunk
-                    if len(buffer) >= WRITE_BYTES:
+                    if len(buffer) >= WRITE_BYTES or now() - handed_over >= WRITE_S:
                         await self._hand_over(buffer, meter)
+                        handed_over = now()
         except PassingError:
             if buffer:
                 await self._hand_over(buffer, meter)
