@@ -14,6 +14,7 @@ from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.manifest import Manifest
 from meshswarm.artifacts.manifest_exchange import offer_manifests
 from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
+from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.holders import HolderRecord
@@ -98,6 +99,7 @@ async def test_a_name_that_nobody_published_stays_what_the_cards_say(scene: Scen
 async def test_a_claim_against_others_or_against_a_pin_is_an_error(scene: Scene) -> None:
     scene.holder.manifests.accept(scene.manifest.sign(OWNER))
     scene.near.manifests.accept(replace(scene.manifest, number=9).sign(OTHER))
+    await scene.near.says_it_holds(scene.manifest.model_id)
     with pytest.raises(ManifestChangedError, match="several publishers"):
         await scene.asker.published.named("tiny", [scene.card])
     scene.asker.manifests.trust("tiny", OWNER.peer_id)
@@ -108,14 +110,41 @@ async def test_a_claim_against_others_or_against_a_pin_is_an_error(scene: Scene)
         await scene.asker.published.named("tiny", [scene.card])
 
 
-async def test_a_model_s_sources_are_a_person_s_own_and_then_its_publisher_s(scene: Scene) -> None:
+async def test_where_cards_and_publishers_or_cards_among_them_differ_nobody_is_trusted_for_being_first(
+    scene: Scene,
+) -> None:
+    other = replace(scene.card, model_id=b"o" * 32)
+    scene.holder.manifests.accept(scene.manifest.sign(OTHER))
+    assert await scene.asker.published.named("tiny", [scene.card, other]) is None
+    await scene.holder.says_it_holds(other.model_id)
+    with pytest.raises(ManifestChangedError, match=f"here it is served as {model_id_text(other.model_id)}"):
+        await scene.asker.published.named("tiny", [other])
+    assert scene.asker.manifests.pins() == []
+    scene.asker.manifests.trust("tiny", OTHER.peer_id)
+    found = await scene.asker.published.named("tiny", [other, scene.card])
+    assert found is not None and found.manifest == scene.manifest, "a person said whom to believe"
+
+
+async def test_a_model_s_sources_are_those_of_its_manifest_that_give_parts_of_files(scene: Scene) -> None:
     scene.holder.manifests.keep(scene.manifest.sign(OWNER))
     own_id = scene.manifest.model_id
-    mine = "https://mirror.example.org/tiny.gguf"
-    assert await scene.asker.published.sources(own_id, mine) == (mine, "hf:a/b/tiny.gguf"), "no wheel has ranges"
+    assert await scene.asker.published.sources(own_id) == ("hf:a/b/tiny.gguf",), "no wheel has ranges"
     assert await scene.asker.published.sources(bytes(32)) == ()
     assert await scene.asker.published.of(own_id) == scene.manifest.sign(OWNER)
     assert scene.asker.manifests.pins() == []
+
+
+async def test_what_a_source_gives_is_believed_of_this_peer_and_of_those_it_trusts(scene: Scene) -> None:
+    own_id, published = scene.manifest.model_id, scene.asker.published
+    at_commit = replace(scene.manifest, sources=("hf:a/b/tiny.gguf@0123",))
+    scene.asker.manifests.keep(at_commit.sign(OTHER))
+    assert await published.model_of_source("hf:a/b/tiny.gguf") is None, "a stranger's word"
+    scene.asker.manifests.accept(at_commit.sign(OWNER))
+    for ref in ("hf:a/b/tiny.gguf", "hf:a/b/tiny.gguf@0123"):
+        assert await published.model_of_source(ref) == own_id
+    assert await published.model_of_source("hf:a/b/other.gguf") is None
+    scene.asker.manifests.note_source("hf:a/b/tiny.gguf", b"s" * 32)
+    assert await published.model_of_source("hf:a/b/tiny.gguf") == b"s" * 32, "what was seen here goes before"
 
 
 async def test_what_the_proved_header_contradicts_counts_for_nothing(scene: Scene, tmp_path: Path) -> None:

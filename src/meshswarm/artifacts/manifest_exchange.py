@@ -85,12 +85,20 @@ async def fetch_manifest_of(
 
 
 async def fetch_manifest_named(
-    endpoint: Endpoint, manifests: Manifests, store: Store, name: str, holders: Sequence[Holder]
+    endpoint: Endpoint,
+    manifests: Manifests,
+    store: Store,
+    name: str,
+    holders: Sequence[Holder],
+    *,
+    model_id: bytes | None = None,
 ) -> SignedManifest:
     """The newest manifest under `name`, from up to `MAX_ASKED` of `holders`, which is what the name means from now on.
+    `model_id`: what the swarm otherwise means by the name, where that is known.
 
     Raises ManifestChangedError when only others than its known publisher claim the name, or when several do and none
-    is known; UnknownModelError when nobody who was asked has such a manifest.
+    is known, or when an unknown one says that it is another model; UnknownModelError when nobody who was asked has such
+    a manifest.
     """
     answers = await _ask(endpoint, _BY_NAME + name.encode(), holders)
     named = [each for each in answers if isinstance(each, SignedManifest) and each.manifest.name == name]
@@ -102,6 +110,10 @@ async def fetch_manifest_named(
             f"several publishers claim the name {name}: {', '.join(publishers)}. Say whom you mean with "
             f"`meshswarm models trust {name} PUBLISHER`, or name the model by its id"
         )
+    if pin is None:
+        for signed in owned:
+            if model_id is not None and model_id != signed.manifest.model_id:
+                raise _another(signed, model_id)
     failure: MeshswarmError = UnknownModelError(f"nobody who was asked has a manifest named {name}", param="model")
     for signed in sorted(owned or named, key=lambda each: each.manifest.number, reverse=True):
         try:
@@ -113,6 +125,15 @@ async def fetch_manifest_named(
     if pin is not None and pin.signed is not None:
         return pin.signed
     raise failure
+
+
+def _another(signed: SignedManifest, model_id: bytes) -> ManifestChangedError:
+    name = signed.manifest.name
+    return ManifestChangedError(
+        f"the publisher {signed.publisher} says that {name} is {model_id_text(signed.manifest.model_id)}, and here it is "
+        f"served as {model_id_text(model_id)}. Name it by its id, or say that you believe him with "
+        f"`meshswarm models trust {name} {signed.publisher}`"
+    )
 
 
 def _accept(manifests: Manifests, store: Store, signed: SignedManifest) -> SignedManifest:

@@ -1,7 +1,8 @@
 """Models by what people call them, got as far as they are needed: the header to know one, a span's bytes to serve it.
 
 The rule this file keeps: what is on the disk is never asked for, and what is asked for is no more than is needed; a
-name is looked up here first and then among the swarm's cards, and two models of one name are never guessed between.
+name is looked up here first, then with its publisher, then among the swarm's cards, and two models of one name are
+never guessed between.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import clean_name, matches
 from meshswarm.artifacts.ranges import Ranges
+from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store import AmbiguousModelError, Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
-from meshswarm.errors import UnknownModelError
-from meshswarm.fetching.fetcher import Fetcher, Wanted
+from meshswarm.errors import MeshswarmError, UnknownModelError
+from meshswarm.fetching.fetch import Wanted
+from meshswarm.fetching.fetcher import Fetcher
 from meshswarm.fetching.plan import FetchProgress, whole_files
+from meshswarm.fetching.published import Published
 from meshswarm.fetching.seeder import Seeder
 from meshswarm.fetching.shelf import Shelf
 from meshswarm.identity import PeerId
@@ -51,6 +55,7 @@ class Library:
         shelf: Shelf,
         fetcher: Fetcher,
         seeder: Seeder | None,
+        published: Published,
         report: Report,
     ) -> None:
         self._endpoint = endpoint
@@ -60,7 +65,9 @@ class Library:
         self._shelf = shelf
         self._fetcher = fetcher
         self._seeder = seeder
+        self._published = published
         self._report = report
+        self._typed: dict[bytes, str] = {}  # where a person said that a model is
 
     async def known(self, ref: str, show: Report | None = None) -> ModelInfo:
         """The model behind a name, an id, a path or a source; its header is here when this returns, and no more than
@@ -77,12 +84,12 @@ class Library:
         known = await asyncio.to_thread(self._store.find_any, ref)
         if known is not None:
             return known
+        if is_remote(ref) and (pinned := await self._pinned(ref, say)) is not None:
+            return pinned
         if sources.is_source(ref):
             return await asyncio.to_thread(self._store.obtain, ref, say=say)
         model_id, name, n_layers = await self._in_swarm(ref)
-        if not await asyncio.to_thread(self._store.has_header, model_id):
-            say(f"Fetching what describes {name} from a peer that holds it")
-            await fetch_header(self._endpoint, self._store, model_id, await self._who_knows(model_id, n_layers))
+        await self._have_header(model_id, name, n_layers, say)
         return await asyncio.to_thread(self._store.describe, model_id, name)
 
     async def have_span(self, info: ModelInfo, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> None:
@@ -106,10 +113,39 @@ class Library:
         await self._shelf.close(info.model_id)
         return await asyncio.to_thread(self._store.drop_pieces, info.model_id)
 
+    # -- by source
+
+    async def _pinned(self, ref: str, say: Callable[[str], None]) -> ModelInfo | None:
+        """The model at a source, where its id and header can be known without fetching all of it; else None, and a
+        person is told why it takes so long."""
+        model_id = await self._published.model_of_source(ref)
+        if model_id is None:
+            say(f"Fetching all of {ref[:200]}: parts of it could not be checked, since no publisher trusted here tells "
+                "its hashes")  # fmt: skip
+            return None
+        whole = await asyncio.to_thread(self._store.get, model_id)
+        if whole is not None:
+            return whole
+        self._typed[model_id] = ref
+        signed = await self._published.of(model_id)
+        name = clean_name(ref.rpartition("/")[2].partition("@")[0].removesuffix(".gguf"))
+        try:
+            await self._have_header(model_id, name, 0, say)
+        except MeshswarmError as error:
+            say(f"Fetching all of {ref[:200]}, since nobody gives its hashes: {error}")
+            return None
+        return await asyncio.to_thread(self._store.describe, model_id, name if signed is None else signed.manifest.name)
+
+    async def _have_header(self, model_id: bytes, name: str, n_layers: int, say: Callable[[str], None]) -> None:
+        if not await asyncio.to_thread(self._store.has_header, model_id):
+            say(f"Fetching what describes {name} from a peer that holds it")
+            await fetch_header(self._endpoint, self._store, model_id, await self._who_knows(model_id, n_layers))
+
     # -- by name
 
     async def _in_swarm(self, ref: str) -> tuple[bytes, str, int]:
-        """(model id, name, layers or 0) of what peers know by this name or id."""
+        """(model id, name, layers or 0) of what peers know by this name or id. A name means what its publisher says,
+        and where there is none what cards say."""
         try:
             model_id = parse_model_id(ref)
         except ValueError:
@@ -120,6 +156,11 @@ class Library:
                 await asyncio.sleep(LOOKUP_S)
             cards = [card for card, _ in await self._dht.models(fresh=True)]
             found = {card.model_id: card for card in cards if _is_meant(card, ref, model_id)}
+            is_last = attempt == LOOKUPS - 1 or not self._dht.known_peers()
+            if model_id is None and (found or is_last):
+                signed = await self._published.named(ref, found.values())
+                if signed is not None:
+                    return signed.manifest.model_id, signed.manifest.name, signed.manifest.n_layers
             if len(found) > 1:
                 ids = ", ".join(f"{model_id_text(card.model_id)} ({card.encoding})" for card in found.values())
                 raise AmbiguousModelError(
@@ -127,7 +168,7 @@ class Library:
                 )
             for card in found.values():
                 return card.model_id, card.name, card.n_layers
-            if not self._dht.known_peers():
+            if is_last:
                 break
         if model_id is not None:
             return model_id, clean_name(ref[:12]), 0

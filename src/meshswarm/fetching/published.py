@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.manifest import SignedManifest
-from meshswarm.artifacts.manifest_exchange import MAX_ASKED, Holder, fetch_manifest_named, fetch_manifest_of
+from meshswarm.artifacts.manifest_exchange import Holder, fetch_manifest_named, fetch_manifest_of
 from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
 from meshswarm.artifacts.names import NAME_PATTERN, clean_name
 from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store import Store
-from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.errors import MeshswarmError
-from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
 
 MAX_MODELS_ASKED = 4
-"""Of the models that cards give one name to, so many have their holders asked."""
 MAX_SOURCES_USED = 3
 
 
@@ -39,24 +36,30 @@ class Published:
         self._manifests = manifests
 
     async def named(self, ref: str, cards: Iterable[ModelCard] = ()) -> SignedManifest | None:
-        """The manifest that the name stands for: the pinned one, else what is found with the holders of the models that
-        `cards` give that name, and with peers near here; the name is its publisher's from then on. None where nobody
-        published it.
+        """The manifest that the name stands for: the pinned one; else what those say who hold the model that `cards`
+        give the name, or where no card does, peers near here; the name is its publisher's from then on. None where
+        nobody published it, and where cards give the name to several models: nobody is trusted because he came first.
 
-        Raises ManifestChangedError where it is claimed by another publisher than before, or by several.
+        Raises ManifestChangedError where it is claimed by another publisher than before, by several, or for another
+        model than the card's.
         """
         name = clean_name(ref.removesuffix(".gguf"))
         if not NAME_PATTERN.fullmatch(name):
             return None
-        known = await asyncio.to_thread(self._manifests.by_name, name)
-        if known is not None:
-            return known
-        models = list(dict.fromkeys(card.model_id for card in cards))[:MAX_MODELS_ASKED]
-        holders = await self._holders(models)
+        pin = await asyncio.to_thread(self._manifests.pin, name)
+        if pin is not None and pin.signed is not None:
+            return pin.signed
+        models = list({card.model_id for card in cards})[:MAX_MODELS_ASKED]
+        if pin is None and len(models) > 1:
+            return None
+        model_id = models[0] if models else None
+        holders = [holder for each in models for holder in await self._holders(each)] if models else self._near()
         if not holders:
             return None
         try:
-            return await fetch_manifest_named(self._endpoint, self._manifests, self._store, name, holders)
+            return await fetch_manifest_named(
+                self._endpoint, self._manifests, self._store, name, holders, model_id=model_id
+            )
         except ManifestChangedError:
             raise
         except MeshswarmError:
@@ -70,30 +73,32 @@ class Published:
         known = await asyncio.to_thread(self._manifests.by_id, model_id, header=header)
         if known is not None:
             return known
-        holders = await self._holders([model_id])
+        holders = await self._holders(model_id) or self._near()
         with contextlib.suppress(MeshswarmError):
             return await fetch_manifest_of(self._endpoint, self._manifests, self._store, model_id, holders)
         return None
 
     async def model_of_source(self, ref: str) -> bytes | None:
-        """The id of the model that `ref` gave when it was last fetched or read here."""
-        return await asyncio.to_thread(self._manifests.source, ref)
+        """The id of the model that `ref` gave here before, or by the word of a publisher whose name for it was accepted
+        here. Others' word would be worth nothing: whoever claims a famous file could have his own fetched for it."""
+        return await asyncio.to_thread(self._model_of_source, ref)
 
-    async def sources(self, model_id: bytes, *own: str) -> tuple[str, ...]:
-        """Where on the web the model can be had: `own`, which a person named, before those of its manifest."""
+    def _model_of_source(self, ref: str) -> bytes | None:
+        seen = self._manifests.source(ref)
+        trusted = [pin.signed.manifest for pin in self._manifests.pins() if pin.signed is not None]
+        told = (
+            each.model_id for each in trusted if any(ref in (said, said.partition("@")[0]) for said in each.sources)
+        )
+        return seen or next(told, None)
+
+    async def sources(self, model_id: bytes) -> tuple[str, ...]:
+        """Where on the web the model can be had, as its manifest says: servers and hubs, which give parts of files."""
         signed = await self.of(model_id)
-        said = () if signed is None else signed.manifest.sources
-        return tuple(dict.fromkeys((*own, *filter(is_remote, said))))[: MAX_SOURCES_USED + len(own)]
+        return () if signed is None else tuple(filter(is_remote, signed.manifest.sources))[:MAX_SOURCES_USED]
 
-    async def _holders(self, model_ids: Sequence[bytes]) -> list[Holder]:
-        """Who may have manifests of these models: those that hold them, and then whoever is near."""
-        found: dict[PeerId, tuple[Address, ...]] = {}
-        for model_id in model_ids:
-            for record in await self._dht.holders(model_id):
-                found.setdefault(record.peer, record.addresses)
-        found.pop(self._endpoint.peer_id, None)
-        for peer, addresses in self._dht.known_peers():
-            if len(found) >= MAX_ASKED:
-                break
-            found.setdefault(peer, addresses)
-        return list(found.items())
+    async def _holders(self, model_id: bytes) -> list[Holder]:
+        records = await self._dht.holders(model_id)
+        return [(record.peer, record.addresses) for record in records if record.peer != self._endpoint.peer_id]
+
+    def _near(self) -> list[Holder]:
+        return list(self._dht.known_peers())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meshswarm.artifacts.disk import Disk
+from meshswarm.artifacts.manifests import Manifests
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.torrent.session import TorrentSession
@@ -20,7 +21,9 @@ from meshswarm.dht.node import Dht
 from meshswarm.errors import ConfigError, RequestError
 from meshswarm.fetching.exchange import Offer
 from meshswarm.fetching.fetcher import Fetcher
+from meshswarm.fetching.hashes import Hashes
 from meshswarm.fetching.library import Library, Report
+from meshswarm.fetching.published import Published
 from meshswarm.fetching.rates import Limits, Rates
 from meshswarm.fetching.seeder import Seeder
 from meshswarm.fetching.shelf import Shelf
@@ -90,13 +93,17 @@ class Sharing:
             shares=settings.seeds,
             down_bytes_s=settings.limits.down_bytes_s,
         )
+        manifests = Manifests(home)
         self.seeder: Seeder | None = None
+        self._hashes: Hashes | None = None
         if settings.seeds:
             self.seeder = Seeder(
                 endpoint, identity, dht, store, self.shelf, warn=self._warn, is_fetching=self.fetcher.is_fetching
             )
-            Offer(endpoint, self.shelf)
-        self.library = Library(endpoint, dht, store, slices, self.shelf, self.fetcher, self.seeder, report)
+            self._hashes = Hashes(endpoint, identity, dht, store, manifests, self.shelf)
+            Offer(endpoint, self._hashes)
+        published = Published(endpoint, dht, store, manifests)
+        self.library = Library(endpoint, dht, store, slices, self.shelf, self.fetcher, self.seeder, published, report)
         self._rates = Rates(settings.limits, self.shelf.limit, work.is_busy, work.slowdown)
         swarm.on_change(self._keys_changed)
         self._renewing: asyncio.Event = asyncio.Event()
@@ -113,6 +120,8 @@ class Sharing:
             group.create_task(self._renew())
             if self.seeder is not None:
                 group.create_task(self.seeder.run())
+            if self._hashes is not None:
+                group.create_task(self._hashes.run())
 
     async def stop(self) -> None:
         """Give and take nothing more; what came is noted."""
