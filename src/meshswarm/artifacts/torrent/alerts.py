@@ -82,16 +82,9 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """Reading or writing the file failed. `code`: the errno."""
+    """Reading or writing the file failed, or libtorrent has stopped the torrent. `code`: the errno, 0 for no such."""
 
     code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TorrentFault:
-    """libtorrent has stopped the torrent."""
-
     reason: str
 
 
@@ -166,7 +159,6 @@ Event = (
     | Flushed
     | Paused
     | FileFault
-    | TorrentFault
     | PeerJoined
     | PeerLeft
     | PeerBanned
@@ -212,6 +204,11 @@ def _reason(error: Any) -> str:
     return str(error.message()) if error.value() else ""
 
 
+def _file_fault(error: Any) -> FileFault:
+    is_errno = error.category().name() in ("system", "generic")
+    return FileFault(int(error.value()) if is_errno else 0, _reason(error))
+
+
 def _peer_left(alert: Any) -> PeerLeft:
     host, port = alert.endpoint
     return PeerLeft(host, port, _reason(alert.error))
@@ -237,8 +234,8 @@ _OF_TORRENT: dict[type, Callable[[Any], Event]] = {
     lt.torrent_finished_alert: lambda alert: Finished(),
     lt.cache_flushed_alert: lambda alert: Flushed(),
     lt.torrent_paused_alert: lambda alert: Paused(),
-    lt.file_error_alert: lambda alert: FileFault(int(alert.error.value()), _reason(alert.error)),
-    lt.torrent_error_alert: lambda alert: TorrentFault(_reason(alert.error)),
+    lt.file_error_alert: lambda alert: _file_fault(alert.error),
+    lt.torrent_error_alert: lambda alert: _file_fault(alert.error),
     lt.peer_connect_alert: lambda alert: PeerJoined(*alert.endpoint),
     lt.peer_disconnected_alert: _peer_left,
     lt.peer_error_alert: _peer_left,

@@ -23,7 +23,6 @@ from meshswarm.artifacts.torrent.alerts import (
     PieceRead,
     PieceVerified,
     Ready,
-    TorrentFault,
 )
 from meshswarm.artifacts.torrent.blame import Question
 from meshswarm.artifacts.torrent.certificates import TlsIdentity
@@ -122,7 +121,7 @@ async def _hear(
             case PeerLeft(reason=reason):
                 wrong = await _failed_after_all(events)
                 return Answer(wrong=wrong, reason=reason or "closed the connection")
-            case PieceRead() | FileFault() | TorrentFault():
+            case PieceRead() | FileFault():
                 return Answer(reason="this disk failed while the piece was being asked for")
             case _:
                 pass

@@ -44,6 +44,8 @@ class PiecePlan:
         self._asked: dict[int, int] = {}
         self._n_flushes_due = 0
         self._flushing: set[int] | None = None
+        self.is_broken = False
+        """Writing failed: whatever is unflushed may never reach the disk, though libtorrent says it flushed."""
 
     def want(self, pieces: Iterable[int], priority: int) -> Want:
         """Raises IndexError for a piece the file has not."""
@@ -79,8 +81,8 @@ class PiecePlan:
     def attached_anew(self) -> None:
         """libtorrent knows of no priority any more, and owes no flush."""
         self._asked = {}
-        self._n_flushes_due = 0
-        self._flushing = None
+        self.is_broken = False
+        self.flush_lost()
 
     # -- what happens
 
@@ -119,14 +121,14 @@ class PiecePlan:
         Answers look alike, so only the last of all that are due stands for what was asked last.
         """
         self._n_flushes_due = max(0, self._n_flushes_due - 1)
-        if self._n_flushes_due or self._flushing is None:
+        if self._n_flushes_due or self._flushing is None or self.is_broken:
             return False
         return self._reached_disk(self._flushing)
 
-    def all_flushed(self) -> bool:
+    def all_flushed(self) -> None:
         """Everything that was verified is on the disk, and no flush is on its way any more."""
-        self._n_flushes_due = 0
-        return self._reached_disk(set(self.unflushed))
+        self.flush_lost()
+        self._reached_disk(set(self.unflushed))
 
     def flush_lost(self) -> None:
         """No answer came: whatever is due is forgotten, to be asked for again."""
@@ -142,9 +144,8 @@ class PiecePlan:
             want.unflushed -= pieces
         return bool(pieces)
 
-    def found(self, on_disk: Iterable[int]) -> set[int]:
-        """The file was looked at: these pieces are right, no others. The pieces that were thought to be here before."""
-        before = self.on_disk | self.unflushed
+    def found(self, on_disk: Iterable[int]) -> None:
+        """The file was looked at: these pieces are right, no others."""
         self.on_disk = set(on_disk)
         self.unflushed = set()
         self.doubtful -= self.on_disk
@@ -152,7 +153,6 @@ class PiecePlan:
             want.missing = set(want.pieces - self.on_disk)
             want.unflushed = set()
         self.attached_anew()
-        return before - self.on_disk
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ _REJOIN_EVERY_S = 2.0
 _ADD_TIMEOUT_S = 30.0
 _ADD_TRIES = 4
 _IDLE_S = 1.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,8 @@ class Torrent:
     async def _fetch(self, want: Want, news: asyncio.Event, progress: Progress | None, patience_s: float) -> None:
         async with self._lifecycle:  # a repair that goes on has the pieces in flux
             self._check()
+            if self._plan.is_broken:
+                await self._repair()
             if not self._attachment.is_attached:
                 await self._attachment.attach(self._blame.trusted)
         self._watch.unsettle()
@@ -280,6 +283,8 @@ class Torrent:
 
     async def _add(self, index: int, data: bytes, *, is_proved: bool) -> bool:
         """Give libtorrent a piece until it has it. `is_proved`: its refusal is another's wrong block in between."""
+        if self._plan.is_broken and self._fault is not None:
+            raise self._fault
         want = self._plan.want([index], 0)
         news = asyncio.Event()
         self._waiters.add(news)
@@ -327,8 +332,6 @@ class Torrent:
                     self._wake()
             case alerts.FileFault(code, reason):
                 self._disk_failed(code, reason)
-            case alerts.TorrentFault(reason):
-                self._disk_failed(0, reason)
             case alerts.PeerJoined(host, port):
                 self._blame.joined((host, port))
             case alerts.PeerLeft(host, port, reason):
@@ -366,11 +369,14 @@ class Torrent:
         if self._is_seed:
             self._suspect()
             return
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            missing = self.content.bytes_of(self._plan.missing())
-            words = f"the disk is full: {missing} bytes are still to come for {self.path} ({reason}). Free some room"
+        self._plan.is_broken = True
+        if code in _NO_ROOM:
+            unwritten = frozenset().union(*(want.missing | want.unflushed for want in self._plan.wants))
+            missing = self.content.bytes_of(unwritten)
+            words = f"the disk is full: {missing} bytes more are to go to {self.path} ({reason}). Free some room"
         else:
             words = f"{self.path} cannot be written or read: {reason}. Mend that"
+            self._is_suspect = True
         self._fault = ArtifactError(f"{words} and fetch again: what has come is kept")
         self._n_faults += 1
         self._work.set()
@@ -391,7 +397,6 @@ class Torrent:
     # -- work in the background
 
     async def _keep(self) -> None:
-        n_repaired = self._n_faults
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_S):
@@ -402,19 +407,18 @@ class Torrent:
                     await self._leave()
                 elif self._is_suspect:
                     await self._look_again()
-                elif self._n_faults != n_repaired:
-                    n_repaired = self._n_faults
+                elif self._plan.is_broken:
                     await self._repair()
                 elif self._must_rejoin and time.monotonic() - self._rejoined_at >= _REJOIN_EVERY_S:
                     await self._rejoin()
 
     async def _leave(self) -> None:
         """Out of the session; what is not surely on the disk is looked at."""
-        n_faults = self._n_faults
-        unflushed = set(self._plan.unflushed)
-        if await self._attachment.detach() and self._n_faults == n_faults:
+        is_flushed = await self._attachment.detach()
+        if is_flushed and not self._plan.is_broken:
             self._plan.all_flushed()
             return
+        unflushed = set(self._plan.unflushed)
         good = await asyncio.to_thread(good_pieces, self.path, self.content, self._layer, unflushed)
         self._plan.found(self._plan.on_disk | good)
 
@@ -426,32 +430,31 @@ class Torrent:
         await self._attachment.attach(self._blame.trusted)
 
     async def _repair(self) -> None:
-        """After the disk failed: out, keep what is really there, in again. Nothing is asked for until a new fetch."""
-        unflushed = set(self._plan.unflushed)
-        await self._attachment.detach()
-        good = await asyncio.to_thread(good_pieces, self.path, self.content, self._layer, unflushed)
-        self._plan.found(self._plan.on_disk | good)
+        """After the disk failed: out, keep what is really there, in again. Fetches that failed ask for nothing more."""
+        await self._leave()
         self._is_saved = False
+        await self._attachment.attach(self._blame.trusted)
 
     async def _look_again(self) -> None:
         """The file may have been changed by others: hash what should be in it, and serve no more than is."""
         self._is_suspect = False
         await self._attachment.detach()
-        n_before = len(self._plan.on_disk) + len(self._plan.unflushed)
-        before = self._plan.on_disk | self._plan.unflushed
+        on_disk = set(self._plan.on_disk)
+        before = on_disk | self._plan.unflushed
         try:
             stamp = await asyncio.to_thread(FileStamp.of, self.path)
             good = await asyncio.to_thread(good_pieces, self.path, self.content, self._layer, before)
             is_longer = stamp.size > self.content.length
         except ArtifactError:
             stamp, good, is_longer = None, frozenset[int](), False
-        lost = self._plan.found(good)
+        self._plan.found(good)
+        lost = on_disk - good
         self._is_saved = False
         if self._is_seed and (lost or is_longer or stamp is None):
             words = "is gone" if stamp is None else "has changed"
             self.fail(
                 ArtifactError(
-                    f"{self.path} {words}: {len(good)} of its {n_before} pieces are the model's. It is no longer "
+                    f"{self.path} {words}: {len(good)} of its {len(before)} pieces are the model's. It is no longer "
                     "offered to others; put the file back, or import it again"
                 )
             )
