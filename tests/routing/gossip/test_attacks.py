@@ -29,6 +29,7 @@ from meshswarm.routing.gossip import gate, messages, vigil
 from meshswarm.routing.gossip.ask import Ask
 from meshswarm.routing.gossip.events import BUDGET_BURST, BUDGET_PER_S, KEPT_S
 from meshswarm.routing.gossip.hearing import SILENCE_AGE_S, SILENCE_AHEAD_S
+from meshswarm.routing.gossip.loads import MAX_REPORTS
 from meshswarm.routing.gossip.messages import PROBE, PUSH, SWAP, WATCH, WITNESS, Swap, Word, WordKind
 from meshswarm.routing.gossip.report import LoadReport, SignedReport
 from meshswarm.routing.gossip.words import Accusation, Appointment, Farewell
@@ -239,6 +240,20 @@ def test_reports_of_invented_peers_push_out_no_report_of_a_real_one(make_world: 
         if number % 50 == 0:
             world.run(0.2)
     assert known <= set(one.core.reports(world.now)) and len(known) >= 5
+
+
+def test_a_full_room_of_reports_gives_up_invented_peers_first(
+    make_world: MakeWorld, make_report: Callable[..., SignedReport]
+) -> None:
+    world = make_world()
+    one, real = world.swarm(2)
+    world.serve(real)
+    world.run(5)
+    one.core.asked(MODEL, world.now)
+    interests = one.core._hearing.interests()
+    for number in range(2 * MAX_REPORTS):
+        one.core.loads.take(make_report(70_000 + number), world.now, one.core.knows, interests)
+    assert len(one.core.reports(world.now)) == MAX_REPORTS and real.peer in one.core.reports(world.now)
 
 
 def test_invented_contacts_make_nobody_known(make_world: MakeWorld) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from meshswarm.identity import PeerId
-from meshswarm.routing.gossip.events import BUDGET_BURST, BUDGET_PER_S, KEPT_S, MESSAGE_BYTES, RESERVE, Events
-from meshswarm.routing.gossip.messages import MAX_WORDS, Word, WordKind
+from meshswarm.routing.gossip.events import (
+    BUDGET_BURST,
+    BUDGET_PER_S,
+    KEPT_S,
+    MESSAGE_BYTES,
+    OTHERS_TAGS,
+    RESERVE,
+    Events,
+)
+from meshswarm.routing.gossip.messages import MAX_EVENT_TAGS, MAX_WORDS, Word, WordKind
 from meshswarm.routing.gossip.neighbours import Neighbours
 
 
@@ -15,11 +23,11 @@ def peer(number: int) -> PeerId:
     return PeerId(number.to_bytes(32))
 
 
-def events(n_neighbours: int = 12) -> Events:
+def events(n_neighbours: int = 12, known: Callable[[PeerId], bool] = lambda peer: True) -> Events:
     neighbours = Neighbours(peer(0), random.Random(1))
     for number in range(1, n_neighbours + 1):
         neighbours.accept(peer(number), is_lonely=False, keep=(), now=0.0)
-    return Events(neighbours)
+    return Events(neighbours, known)
 
 
 def word(number: int, n_bytes: int = 500) -> Word:
@@ -72,3 +80,40 @@ def test_what_goes_out_of_turn_is_bounded() -> None:
     for _ in range(500):
         got += sum(len(each.data) for each in said.paid(asked, MAX_WORDS, 60.0))
     assert RESERVE * 0.9 <= got <= RESERVE + 1, "what is kept for those who ask is there, and is all"
+
+
+def is_known(who: PeerId) -> bool:
+    return who.key < peer(1000).key
+
+
+def test_what_is_told_of_unknown_peers_comes_after_all_else_and_has_room_of_its_own() -> None:
+    said = events(known=is_known)
+    for number in range(40):
+        said.add(peer(100 + number), word(number), 1.0)
+    for number in range(300):
+        said.add(peer(5000 + number), word(5000 + number), 2.0)
+    told = lacking(said, (), peer(5), 2.0)
+    assert len(told) == MAX_EVENT_TAGS == len(said.tags(2.0))
+    n_known = MAX_EVENT_TAGS - OTHERS_TAGS
+    assert told[:n_known] == [word(number) for number in range(39, 39 - n_known, -1)], "known ones first, newest first"
+    assert told[n_known:] == [word(5000 + number) for number in range(299, 299 - OTHERS_TAGS, -1)]
+    assert len(lacking(said, (), peer(5), 1.5 + KEPT_S)) == MAX_EVENT_TAGS, "and all the room where there is no other"
+
+
+def test_words_of_unknown_peers_never_spend_what_others_need() -> None:
+    said = events(known=is_known)
+    for step in range(400):
+        said.spread(peer(5000 + step), word(step), step / 100, fanout=6)
+        said.due(step / 100 + 0.06)
+    assert said.due(9.0) == []
+    said.spread(peer(1001), word(1), 4.1, fanout=6)
+    assert said.due(4.2) == [], "nothing is left for them"
+    said.spread(peer(100), word(2), 4.2, fanout=6)
+    said.spread(peer(1002), word(3), 4.2, fanout=6)
+    assert [words for _, words in said.due(4.3)] == [(word(2),)] * 6
+    for number in range(1003, 1100):
+        said.add(peer(number), word(number), 4.3)
+    asked = said.lacking((), peer(1), 4.3)
+    while said.paid(asked[:1] if not asked[0].is_known else asked[1:2], 1, 4.3):
+        pass
+    assert said.paid(asked[:1], 1, 4.3) == (word(2),)

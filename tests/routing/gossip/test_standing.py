@@ -8,7 +8,7 @@ import pytest
 from tests.routing.gossip.virtual import SCOPE
 
 from meshswarm.identity import Identity, PeerId
-from meshswarm.routing.gossip.standing import REMEMBERED_S, Standings, Weight
+from meshswarm.routing.gossip.standing import OUTLIVED_MS, REMEMBERED_S, Standings, Weight
 from meshswarm.routing.gossip.words import Accusation, Appointment, Farewell
 
 
@@ -59,6 +59,20 @@ def test_a_newer_appointment_ends_all_older_accusations(
     assert peer not in standings.gone(100.0)
 
 
+def test_what_is_clearly_newer_than_a_silence_ends_the_accusation_whatever_it_is(
+    peer: PeerId, appointment: Appointment, accuse: Callable[..., Accusation]
+) -> None:
+    standings = Standings()
+    standings.take_accusation(accuse(appointment, [2, 3, 4], number=5000), 0.0)
+    assert not standings.take_alive(peer, 5000 + OUTLIVED_MS), "it may have been said just before it died"
+    assert peer in standings.gone(0.0)
+    assert standings.take_alive(peer, 5001 + OUTLIVED_MS) and peer not in standings.gone(0.0)
+    assert standings.take_accusation(accuse(appointment, [2, 3, 4, 5], number=5000), 1.0) is Weight.STALE
+    later = accuse(appointment, [2, 3, 4], number=5001 + OUTLIVED_MS)
+    assert standings.take_accusation(later, 1.0) is Weight.FULL, "who has heard that too may say that it is silent now"
+    assert peer in standings.gone(1.0)
+
+
 def test_a_sign_of_life_outweighs_what_others_say(
     peer: PeerId, appointment: Appointment, accuse: Callable[..., Accusation]
 ) -> None:
@@ -101,3 +115,18 @@ def test_what_happened_long_ago_is_forgotten(peer: PeerId) -> None:
     assert peer in standings.gone(REMEMBERED_S - 1)
     standings.forget(REMEMBERED_S)
     assert peer not in standings.gone(REMEMBERED_S)
+
+
+def test_who_is_gone_is_told_without_looking_at_everybody(
+    peer: PeerId, appointment: Appointment, accuse: Callable[..., Accusation]
+) -> None:
+    standings = Standings()
+    for number in range(2, 5000):
+        standings.unreachable(PeerId(number.to_bytes(32)), 0.0)
+    standings.take_accusation(accuse(appointment, [2]), 0.0)
+    before = standings.gone(1.0)
+    assert standings.gone(3.9) is before, "nothing has changed, nothing is made anew"
+    assert standings.gone(4.0) == before | {peer}
+    assert standings.heard(peer, 5.0) and standings.gone(5.0) == before
+    standings.forget(REMEMBERED_S)
+    assert not standings.gone(REMEMBERED_S)
