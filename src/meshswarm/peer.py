@@ -62,7 +62,10 @@ from meshswarm.stage.sessions.server import SpanServer
 from meshswarm.stage.slices.store import Slices
 from meshswarm.tasks import Tasks
 
+MAX_DRAIN_S = 10.0
+"""So long a peer that stops waits for answers that are being given, its own programs' and others'."""
 DRAIN_S = 3.0
+"""So long it waits for others' sessions that compute nothing."""
 _SOURCES = ("pypi:", "hf:", "https:")
 LAYERS_PERIOD_S = 3.0
 
@@ -225,6 +228,7 @@ class Peer:
             routes.in_use,
             seeds=lambda: self.sharing is not None and self.sharing.is_seeding,
             report=self._report,
+            is_to_serve=self.settings.serving is not None,
         )
         self._wire = WireWish(self.settings.wire, WireProofs(home.proofs), self._notice)
         speeds = OwnSpeeds(home.speeds)
@@ -377,13 +381,19 @@ class Peer:
         """Out of the swarm in good order: nobody is sent here any more, the running sessions get a moment."""
         self.spans.draining = True
         self._load.tell()
+        n_answers = self.api.n_running + self.spans.n_at_work_for(self.identity.peer_id)
+        if n_answers:
+            self._report({"event": "draining", "answers": n_answers, "most_s": MAX_DRAIN_S})
         self._bootstrap.save()
         await self.dht.withdraw()
-        await self.api.stop()
-        await self._head.close()
-        await self.spans.drain(DRAIN_S)
+        await asyncio.gather(self._end_answers(), self.spans.drain(MAX_DRAIN_S, idle_s=DRAIN_S))
         await self.gossip.leave()
         await sent.stop()
+
+    async def _end_answers(self) -> None:
+        """Those of this peer's own programs."""
+        await self.api.stop(drain_s=MAX_DRAIN_S)
+        await self._head.close()
 
     def _asked(self) -> list[KnownPeer]:
         """Peers that a person named: with --join, or in a private swarm's invite."""

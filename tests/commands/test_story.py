@@ -49,6 +49,12 @@ def test_a_move_ends_with_what_is_served_then() -> None:
     assert sentence_of({**moved, "event": "moved", "done": False}) == "Serving the layers 0:15 on."
 
 
+def test_whoever_stops_a_peer_is_told_for_whom_it_waits_and_how_to_end_it_at_once() -> None:
+    one, more = ({"event": "draining", "answers": n, "most_s": 10.0} for n in (1, 3))
+    assert sentence_of(one).startswith("1 answer is still being given: waiting for it, 10 s at most. Ctrl-C again")
+    assert sentence_of(more).startswith("3 answers are still being given: waiting for them, 10 s at most.")
+
+
 def test_a_peer_that_can_answer_shows_a_curl() -> None:
     said = sentence_of(READY)
     assert "curl http://127.0.0.1:8410/v1/chat/completions" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -182,14 +183,31 @@ def test_peers_of_different_swarms_never_meet(start_peer: Any, smollm2: Path) ->
     assert httpx.get(other.api + "/models").json()["data"] == []
 
 
-def test_ctrl_c_ends_a_peer_cleanly_also_while_it_answers(start_peer: Any, smollm2: Path) -> None:
+def test_ctrl_c_lets_an_answer_end_and_ends_a_peer_cleanly(start_peer: Any, smollm2: Path) -> None:
     peer = start_peer("--model", str(smollm2))
     until_answered(peer.api)
-    stream = ask(peer.api, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    assert peer.stop() == 0
+    stream = iter(ask(peer.api, stream=True, max_tokens=60, extra_body={"ignore_eos": True}))
+    next(stream)
+    peer.process.send_signal(signal.SIGINT)
+    assert peer.wait_for("draining")["answers"] == 1
     with pytest.raises(openai.APIError):
+        ask(peer.api)
+    assert [*stream][-1].choices[0].finish_reason == "length"
+    assert peer.wait_for("stopped")
+    assert peer.process.wait(timeout=30) == 0
+    assert "Traceback" not in peer.errors()
+
+
+def test_ctrl_c_again_ends_a_peer_at_once(start_peer: Any, smollm2: Path) -> None:
+    peer = start_peer("--model", str(smollm2))
+    until_answered(peer.api)
+    stream = iter(ask(peer.api, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}))
+    next(stream)
+    peer.process.send_signal(signal.SIGINT)
+    assert peer.wait_for("draining")
+    peer.process.send_signal(signal.SIGINT)
+    with pytest.raises((openai.APIError, httpx.TransportError)):
         for _ in stream:
             pass
-    assert peer.wait_for("stopped")
-    assert "Traceback" not in peer.errors()
+    assert peer.process.wait(timeout=30) != 0
+    assert not [event for event in peer.events if event["event"] == "stopped"]

@@ -11,7 +11,7 @@ import pytest
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
-from meshswarm.serving.load import LoadTeller, load_report
+from meshswarm.serving.load import LoadTeller, load_report, role_of
 from meshswarm.serving.reading import MANY_READ_S, READ_S, Holders, read_after_s
 from meshswarm.span import Span
 
@@ -37,7 +37,7 @@ def test_a_spare_and_one_without_layers_say_so() -> None:
         report = load_report(ME, nothing, 0, 1, draining=True)
         assert report.span is None and report.role == role and report.draining and report.sessions == 1
     for record, role in ((None, "seeder"), (spare, "seeder"), (RECORD, "server")):
-        assert load_report(ME, record, 30, 0, draining=False, seeds=True).role == role
+        assert role_of(record, seeds=True) == role
 
 
 def test_who_begins_or_ends_to_seed_is_told_once() -> None:
@@ -53,11 +53,15 @@ def test_who_begins_or_ends_to_seed_is_told_once() -> None:
         ME, gossip, None, spans, lambda: serving if record[0] else None, frozenset,  # type: ignore[arg-type]
         lambda: seeds[0], lambda event: said.append(event["role"]),
     )  # fmt: skip
+    to_serve = LoadTeller(
+        ME, gossip, None, spans, lambda: None, frozenset, lambda: True, is_to_serve=True  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert to_serve.role == "server", "its layers are on the way"
     states = [(None, False), (None, True), (None, True), (None, False), (RECORD, False), (RECORD, True)]
     states += [(replace(RECORD, roles=("standby",)), True), (RECORD, True), (RECORD, False)]
     for record[0], seeds[0] in states:  # type: ignore[assignment]
         teller.tell()
-    assert said == ["seeder", "client", "seeder", "server"]
+    assert said == ["seeder", "client", "seeder"]
     record[0], seeds[0] = None, False
     assert teller.facts() == {"role": "client", "role_reason": "it asks, and serves nothing"}
 

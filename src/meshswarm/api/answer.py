@@ -46,6 +46,10 @@ class Running:
             if not self._answers:
                 self._idle.set()
 
+    @property
+    def n_answers(self) -> int:
+        return len(self._answers)
+
     async def drain(self, patience_s: float) -> None:
         """Accept no more answers, let those that run end, and after `patience_s` tell them that the peer stops."""
         self._draining = DrainingError("this peer is stopping; ask another one, or this one again when it is back")

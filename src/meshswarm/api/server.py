@@ -67,6 +67,11 @@ class ApiServer:
         """What OpenAI's clients call the base URL."""
         return f"{self.url}/v1"
 
+    @property
+    def n_running(self) -> int:
+        """Answers that are being written."""
+        return self._running.n_answers
+
     async def start(
         self,
         generator: Generator,

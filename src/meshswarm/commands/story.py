@@ -45,6 +45,8 @@ def sentence_of(event: Event) -> str:
             return _layers(event) if event["done"] else f"Serving the layers {event['layers']} on."
         case "owner":
             return _owner(event)
+        case "draining":
+            return _draining(event)
         case "stopping":
             return "Stopping ..."
         case "stopped":
@@ -115,6 +117,13 @@ def what_to_check(event: Event) -> str:
         f"{why}Is it running, with the same --swarm ({event['swarm']!r})? Is it the address it printed, and is that "
         "UDP port open in its firewall?"
     )
+
+
+def _draining(event: Event) -> str:
+    n_answers = event["answers"]
+    given = "1 answer is still being given: waiting for it" if n_answers == 1 else ""
+    given = given or f"{n_answers} answers are still being given: waiting for them"
+    return f"{given}, {event['most_s']:.0f} s at most. Ctrl-C again ends at once."
 
 
 def _owner(event: Event) -> str:

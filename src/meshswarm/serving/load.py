@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
@@ -41,11 +42,11 @@ def role_of(record: CoverageRecord | None, *, seeds: bool) -> str:
 
 
 def load_report(
-    peer: PeerId, record: CoverageRecord | None, n_layers: int, n_at_work: int, *, draining: bool, seeds: bool = False
+    peer: PeerId, record: CoverageRecord | None, n_layers: int, n_at_work: int, *, draining: bool
 ) -> LoadReport:
     """What a peer says of itself; `record`: of the layers it serves, as the public may know them, None when it serves
     none. A step waits about half a turn of those that are at work already."""
-    role = role_of(record, seeds=seeds)
+    role = role_of(record, seeds=False)
     if record is None or not record.loaded:
         return LoadReport(peer, sessions=n_at_work, draining=draining, role=role)
     turn_s = record.us_per_layer * len(record.span) / 1e6
@@ -64,7 +65,7 @@ def load_report(
 
 class LoadTeller:
     """`serving()`: what is served here, or None. `in_use()`: peers that this head's sessions go through. `seeds()`:
-    whether files are seeded from here."""
+    whether files are seeded from here. `is_to_serve`: it has no layers only because they are not loaded yet."""
 
     def __init__(
         self,
@@ -76,6 +77,8 @@ class LoadTeller:
         in_use: Callable[[], frozenset[PeerId]],
         seeds: Callable[[], bool] = lambda: False,
         report: Report = lambda event: None,
+        *,
+        is_to_serve: bool = False,
     ) -> None:
         self._peer = peer
         self._gossip = gossip
@@ -85,12 +88,15 @@ class LoadTeller:
         self._in_use = in_use
         self._seeds = seeds
         self._report = report
-        self._role = CLIENT
+        self._is_to_serve = is_to_serve
+        self._role = self.role
 
     @property
     def role(self) -> str:
         """What this peer is there for now."""
         serving = self._serving()
+        if serving is None and self._is_to_serve:
+            return SERVER
         return role_of(None if serving is None else serving.record(), seeds=self._seeds())
 
     async def run(self) -> None:
@@ -107,7 +113,7 @@ class LoadTeller:
     def _say_role(self) -> None:
         """To whoever sits here, once: the layers' own changes of role are said where they are decided."""
         before, self._role = self._role, self.role
-        if self._role == before or SEEDER not in (self._role, before):
+        if self._role in (before, SERVER) or SEEDER not in (self._role, before):
             return
         if self._role == SEEDER:
             message = "Others can fetch model files from here: this peer is a seeder now."
@@ -122,8 +128,8 @@ class LoadTeller:
         record = None if serving is None else serving.public_record()
         n_layers = 0 if serving is None else serving.model.n_layers
         n_at_work = len(self._spans.sessions) - self._spans.n_parked
-        leaves, seeds = self._spans.draining, self._seeds()
-        self._gossip.publish(load_report(self._peer, record, n_layers, n_at_work, draining=leaves, seeds=seeds))
+        report = load_report(self._peer, record, n_layers, n_at_work, draining=self._spans.draining)
+        self._gossip.publish(replace(report, role=self.role))
 
     async def _tell_on(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.stage.staged import HEAD, N_CTX, PREVIOUS, SPAN, STRANGER, Stage, honest_rows, reply, step
+from tests.stage.staged import HEAD, N_CTX, PREVIOUS, PROVIDER, SPAN, STRANGER, Stage, honest_rows, reply, step
 
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError
@@ -249,6 +249,24 @@ async def test_a_draining_server_refuses_new_sessions_and_ends_old_ones_with_a_r
     refused = await reply(stream)
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.DRAINING
+
+
+async def test_a_peer_that_leaves_waits_for_sessions_as_long_as_they_compute_and_no_longer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshswarm.stage.sessions.server.DRAIN_LOOK_S", 0.05)
+    opening = stage.opening()
+    session, hop = await stage.open(opening), await stage.hop(opening)
+    leaving = asyncio.create_task(stage.server.drain(3600, idle_s=2.0))
+    for number in range(12):  # 3 s
+        hop.send(encode(step(number, number, stage.rows(1, seed=number))))
+        assert isinstance(await reply(session), Result)
+        await asyncio.sleep(0.25)
+    failed = await reply(session)
+    assert isinstance(failed, Failed) and "shutting down" in failed.message
+    async with asyncio.timeout(60):
+        await leaving
+    assert stage.server.n_at_work_for(PROVIDER.peer_id) == 0
 
 
 async def test_rows_that_come_before_the_session_stands_end_it_with_a_reason(

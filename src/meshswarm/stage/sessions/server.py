@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 
 from meshswarm.errors import RemoteProtocolError
@@ -30,6 +31,7 @@ from meshswarm.tasks import Tasks
 MIN_RETRY_MS = 500
 REST_RETRY_MS = 30_000
 REST_PATIENCE_S = 40.0  # below the head's own patience, which would end the session without the reason
+DRAIN_LOOK_S = 0.25  # how often a peer that leaves looks whether its sessions still compute
 MAX_WAIT_S = 600.0  # nobody stands in line for longer, whatever its head asks for
 _MOVING = Refused(RefusalReason.DRAINING, "the peer is about to serve other layers", 0)
 
@@ -106,21 +108,31 @@ class SpanServer:
         if self._closing is served:
             self._closing = None
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new sessions, give the running ones `timeout_s` to end, then end them with a reason."""
+    async def drain(self, timeout_s: float, *, idle_s: float = math.inf) -> None:
+        """Refuse new sessions, give the running ones `timeout_s` to end, or as long as one of them computes something
+        every `idle_s`, then end them with a reason."""
         self.draining = True
         self.leaving.set()
         for opening in list(self._waiting.values()):
             opening.refuse(Refused(RefusalReason.DRAINING, "the peer is about to leave", 0))
         for parked in self._parked():
             parked.offer_receipt()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self.sessions:
-                    self.session_ended.clear()
+        now = asyncio.get_running_loop().time
+        deadline, n_rows, moved_at = now() + timeout_s, -1, now()
+        while self.sessions and now() < min(deadline, moved_at + idle_s):
+            self.session_ended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(DRAIN_LOOK_S, max(0.0, deadline - now()))):
                     await self.session_ended.wait()
+            n_before, n_rows = n_rows, sum(each.core.work.rows for each in self.sessions.values())
+            if n_rows != n_before:
+                moved_at = now()
         for session in list(self.sessions.values()):
             session.fail("the peer is shutting down", None)
+
+    def n_at_work_for(self, others_than: PeerId) -> int:
+        """Sessions of other heads that are open and not parked."""
+        return sum(each.parked_s is None and each.head != others_than for each in self.sessions.values())
 
     def rest(self, reason: str) -> None:
         """Take no sessions of strangers until `resume`. Those that run are told the reason if that takes too long; what
