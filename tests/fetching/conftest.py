@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.manifest_exchange import offer_manifests
+from meshswarm.artifacts.manifests import Manifests
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.ranges import Ranges
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
+from meshswarm.fetching import hashes as hashes_module
 from meshswarm.fetching import seeder as seeder_module
 from meshswarm.fetching.fetch import Wanted
 from meshswarm.fetching.plan import whole_files
@@ -71,6 +74,7 @@ StartNode = Callable[..., Awaitable[Node]]
 async def start_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartNode]:
     """Starts peers of one swarm, each joined to the first. `swarm`: of its own, for what only one of them knows."""
     monkeypatch.setattr(seeder_module, "LOOK_S", 0.2)
+    monkeypatch.setattr(hashes_module, "LOOK_S", 0.2)
     nodes: list[Node] = []
     name, key = f"test-{secrets.token_hex(8)}", secrets.token_bytes(32)
 
@@ -78,13 +82,15 @@ async def start_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         *, settings: SharingSettings | None = None, work: Work | None = None, private: bool = False
     ) -> Node:
         swarm = Swarm(name, key if private else None)
-        identity = Identity.generate()
         home = tmp_path / f"node{len(nodes)}"
+        home.mkdir(mode=0o700)
+        identity = Identity.load_or_create(home / "peer.key")
         endpoint = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=swarm)
         dht = Dht(endpoint, identity, swarm, question_timeout_s=1.0, server=True)
         store = Store(home)
         said: list[Mapping[str, Any]] = []
         offer_headers(endpoint, store)
+        offer_manifests(endpoint, Manifests(home))
         sharing = Sharing(
             endpoint,
             identity,

@@ -1,0 +1,131 @@
+"""Holders that lie about what they have: no wrong byte is kept, and the honest ones are enough."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.fetching.conftest import StartNode
+from tests.fetching.test_sharing import has
+
+from meshswarm.artifacts.merkle import file_root
+from meshswarm.config import Address
+from meshswarm.dht.holders import HolderRecord
+from meshswarm.errors import ArtifactError
+from meshswarm.fetching import fetch as fetch_module
+from meshswarm.fetching.exchange import (
+    LAYER_REQUEST,
+    MAX_LAYER_ANSWER_BYTES,
+    MAX_PIECES_BYTES,
+    PIECES_REQUEST,
+    Pieces,
+    pack_pieces,
+)
+from meshswarm.fetching.sharing import SharingSettings
+from meshswarm.identity import PeerId
+
+
+async def test_wrong_hashes_of_a_liar_are_passed_over(start_node: StartNode, model_file: Path) -> None:
+    holder, liar, other = (
+        await start_node(),
+        await start_node(settings=SharingSettings(seeds=False)),
+        await start_node(),
+    )
+    info = await has(holder, model_file)
+    contents = holder.store.contents(info.model_id)
+
+    async def say_all(peer: PeerId, question: bytes) -> bytes:
+        return pack_pieces(Pieces(0, (None,)), contents)
+
+    async def lie(peer: PeerId, question: bytes) -> bytes:
+        return secrets.token_bytes(contents[0].layer_bytes)
+
+    liar.endpoint.handle_request(PIECES_REQUEST, say_all, max_request_bytes=128, max_reply_bytes=MAX_PIECES_BYTES)
+    liar.endpoint.handle_request(LAYER_REQUEST, lie, max_request_bytes=128, max_reply_bytes=MAX_LAYER_ANSWER_BYTES)
+    await liar.dht.say_holding(
+        HolderRecord(liar.endpoint.peer_id, (liar.endpoint.address,), info.model_id, 0, is_whole=True)
+    )
+    await other.sharing.library.known(info.name)
+    await other.sharing.fetcher.fetch(await other.wants(info))
+    assert file_root(other.store.path(info.model_id)) == file_root(model_file)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x94\x01\x00\x90\x90", bytes(1000), "too many others"])
+async def test_malformed_answers_of_the_only_holder_end_in_a_sentence(
+    start_node: StartNode, model_file: Path, answer: bytes | str
+) -> None:
+    silent, liar, other = (
+        await start_node(settings=SharingSettings(seeds=False)),
+        await start_node(settings=SharingSettings(seeds=False)),
+        await start_node(),
+    )
+    info = await asyncio.to_thread(silent.store.import_file, model_file)
+    if isinstance(answer, str):
+        crowd = tuple(Address("192.0.2.1", port) for port in range(1, 100))
+        answer = pack_pieces(Pieces(1, (None,), crowd), silent.store.contents(info.model_id))
+    said = answer
+
+    async def lie(peer: PeerId, question: bytes) -> bytes:
+        return said
+
+    liar.endpoint.handle_request(PIECES_REQUEST, lie, max_request_bytes=128, max_reply_bytes=MAX_PIECES_BYTES)
+    where = (liar.endpoint.address,)
+    await liar.dht.say_holding(HolderRecord(liar.endpoint.peer_id, where, info.model_id, 4810, is_whole=True))
+    other.store.save_foreign_header(info.model_id, silent.store.header_proof(info.model_id))
+    with pytest.raises(ArtifactError, match="pieces"):
+        await other.sharing.fetcher.fetch(await other.wants(info))
+
+
+async def test_a_holder_that_tcp_does_not_reach_is_named(
+    start_node: StartNode, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers over QUIC and says it has everything, but its torrent port is closed, as behind a translator."""
+    monkeypatch.setattr(fetch_module, "PATIENCE_S", 0.5)
+    silent, hidden, other = (
+        await start_node(settings=SharingSettings(seeds=False)),
+        await start_node(settings=SharingSettings(seeds=False)),
+        await start_node(),
+    )
+    info = await asyncio.to_thread(silent.store.import_file, model_file)
+    contents = silent.store.contents(info.model_id)
+
+    async def say_all(peer: PeerId, question: bytes) -> bytes:
+        return pack_pieces(Pieces(9, (None,)), contents)
+
+    hidden.endpoint.handle_request(PIECES_REQUEST, say_all, max_request_bytes=128, max_reply_bytes=MAX_PIECES_BYTES)
+    where = (hidden.endpoint.address,)
+    await hidden.dht.say_holding(HolderRecord(hidden.endpoint.peer_id, where, info.model_id, 9, is_whole=True))
+    other.store.save_foreign_header(info.model_id, silent.store.header_proof(info.model_id))
+    layer = silent.store.piece_layer(info.model_id, 0)
+    assert layer
+    other.store.save_piece_layer(info.model_id, 0, layer)
+    with pytest.raises(ArtifactError, match=r"1 of those who hold it cannot be reached over TCP"):
+        await other.sharing.fetcher.fetch(await other.wants(info))
+
+
+async def test_a_file_that_changed_under_one_holder_spoils_nothing(
+    start_node: StartNode, model_file: Path, tmp_path: Path
+) -> None:
+    """Its session may not have noticed yet; each piece is hashed before it is sent, and again when it comes."""
+    honest, poisoner, other = await start_node(), await start_node(), await start_node()
+    info = await has(honest, model_file)
+    copy = tmp_path / "poisoned.gguf"
+    await asyncio.to_thread(shutil.copyfile, model_file, copy)
+    await asyncio.to_thread(poisoner.store.import_file, copy)
+    await poisoner.until_seeding(info)
+    await asyncio.to_thread(poison, copy)
+    await other.sharing.library.known(info.name)
+    await other.sharing.fetcher.fetch(await other.wants(info))
+    assert file_root(other.store.path(info.model_id)) == file_root(model_file)
+
+
+def poison(path: Path) -> None:
+    """Change every piece on the disk, behind the back of whoever seeds it."""
+    data = bytearray(path.read_bytes())
+    for at in range(300_000, len(data), 100_000):
+        data[at] ^= 0xFF
+    with path.open("r+b") as file:
+        file.write(data)
