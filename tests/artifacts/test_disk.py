@@ -81,7 +81,7 @@ def test_every_choice_keeps_the_promises(
 
 @pytest.fixture
 def tiny(tmp_path: Path, gguf_recipe: Any) -> Path:
-    return gguf_recipe(n_embd=256).write(tmp_path / "tiny.gguf", seed=1)
+    return gguf_recipe(n_embd=128).write(tmp_path / "tiny.gguf", seed=1)
 
 
 def test_files_of_a_person_are_never_counted_nor_removed(tmp_path: Path, tiny: Path) -> None:

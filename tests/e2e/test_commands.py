@@ -125,6 +125,15 @@ def test_models_of_the_swarm_are_listed_at_a_peer_that_holds_none(three_peers: A
     assert model["ready"] is True
 
 
+def test_a_model_that_is_served_is_not_removed(three_peers: Any, smollm2: Path) -> None:
+    home = home_of(three_peers.spans[1])
+    (model,) = meshswarm_json(*home, "models", "list")
+    refused = meshswarm(*home, "models", "rm", model["name"], expect=1)
+    assert f"serves the layers 10:20 of {model['name']}: stop it first" in refused.stderr
+    assert meshswarm_json(*home, "models", "list") == [model]
+    assert smollm2.is_file()
+
+
 def test_id_is_stable(tmp_path: Path) -> None:
     home = ("--home", str(tmp_path / "home"))
     first = meshswarm_json(*home, "id")["peer_id"]

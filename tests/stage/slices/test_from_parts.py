@@ -27,7 +27,7 @@ N_STEPS = 24
 
 @pytest.fixture
 def tiny(tmp_path: Path, gguf_recipe: Any) -> Path:
-    return gguf_recipe(n_embd=256, n_layers=8).write(tmp_path / "tiny.gguf", seed=1)
+    return gguf_recipe(n_embd=128, n_layers=8).write(tmp_path / "tiny.gguf", seed=1)
 
 
 def answer(path: Path) -> tuple[list[int], np.ndarray]:

@@ -1,0 +1,123 @@
+"""`meshswarm models list, import, verify, rm`: what they say and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.artifacts.split_writing import split_model
+from typer.testing import CliRunner
+
+from meshswarm.artifacts.store import Store
+from meshswarm.cli import app
+from meshswarm.commands.models import known_models, remove, verify
+from meshswarm.config import Home
+from meshswarm.errors import MeshswarmError, UnknownModelError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").create()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, gguf_recipe: Any) -> Path:
+    return gguf_recipe(n_embd=128).write(tmp_path / "Tiny-1M.F32.gguf", seed=1)
+
+
+def run(home: Home, *arguments: str, expect: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["--home", str(home.root), "models", *arguments, "--json"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == expect
+    return json.loads(done.stdout)
+
+
+def say(home: Home, *arguments: str) -> str:
+    return CliRunner().invoke(app, ["--home", str(home.root), "models", *arguments]).stdout
+
+
+def fetched(home: Home, source: Path, tmp_path: Path) -> bytes:
+    """The model as if it had come in pieces."""
+    store, other = Store(home.root), Store(tmp_path / "other")
+    model_id = other.import_file(source).model_id
+    store.save_foreign_header(model_id, other.header_proof(model_id))
+    store.save_piece_layer(model_id, 0, other.piece_layer(model_id, 0) or b"")
+    shutil.copy(source, store.piece_file(model_id, 0))
+    store.note_ranges(model_id, "taken", [[range(source.stat().st_size)]])
+    return model_id
+
+
+def test_a_split_model_is_imported_listed_verified_and_forgotten(home: Home, tiny: Path, tmp_path: Path) -> None:
+    parts = split_model(tiny, tmp_path / "parts", 3)
+    imported = run(home, "import", str(parts[1]))
+    size = sum(part.stat().st_size for part in parts)
+    assert (imported["name"], imported["files"], imported["bytes"], imported["held_bytes"]) == (
+        "tiny-1m",
+        3,
+        size,
+        size,
+    )
+    assert imported["local"] is True and imported["disk"] == {"pieces": 0, "slices": 0}
+    assert run(home, "list") == [imported]
+    assert "tiny-1m" in say(home, "list") and "yes" in say(home, "list")
+    (good,) = run(home, "verify")
+    assert good["good"] and [file["path"] for file in good["files"]] == [str(part) for part in parts]
+    assert sum(file["checked_bytes"] for file in good["files"]) == size
+    removed = run(home, "rm", imported["model_id"])
+    assert removed["kept_files"] == [str(part) for part in parts] and removed["freed_bytes"] == 0
+    assert all(part.is_file() for part in parts) and run(home, "list") == []
+    with pytest.raises(UnknownModelError, match=r"no model 'tiny-1m' is stored here \(stored: none\)"):
+        remove(home, "tiny-1m")
+
+
+def test_damage_is_named_by_file_and_piece(home: Home, tiny: Path) -> None:
+    run(home, "import", str(tiny))
+    data = bytearray(tiny.read_bytes())
+    piece = 256 << 10
+    data[2 * piece + 5] ^= 1
+    tiny.write_bytes(data)
+    (bad,) = run(home, "verify", "tiny-1m", expect=1)
+    (file,) = bad["files"]
+    assert (bad["good"], file["bad_pieces"], file["bad_bytes"]) == (False, [2], piece)
+    assert f"DAMAGED, {len(data) / 1e6:.1f} MB checked" in say(home, "verify")
+    assert "262,144 bytes are bad, in piece 2" in say(home, "verify")
+    tiny.unlink()
+    assert verify(home, None, None) == [], "a model whose file is gone is not stored here any more"
+
+
+def test_what_came_in_pieces_is_counted_mended_and_removed(home: Home, tiny: Path, tmp_path: Path) -> None:
+    model_id = fetched(home, tiny, tmp_path)
+    store = Store(home.root)
+    slices = home.root / "slices" / store.models()[0].id_text
+    slices.mkdir(parents=True)
+    (slices / "0-2.gguf").write_bytes(bytes(50_000))
+    (entry,) = run(home, "list")
+    assert entry["local"] and entry["disk"]["pieces"] >= tiny.stat().st_size and entry["disk"]["slices"] >= 50_000
+    assert "pieces" in say(home, "list") and "slices" in say(home, "list")
+    with store.piece_file(model_id, 0).open("r+b") as file:
+        file.seek(300_000)
+        file.write(b"damage")
+    (bad,) = run(home, "verify", expect=1)
+    assert bad["files"][0]["bad_pieces"] == [1]
+    (entry,) = run(home, "list")
+    assert not entry["local"] and entry["held_bytes"] == tiny.stat().st_size - (256 << 10)
+    assert f"{entry['held_bytes'] / 1e6:.1f} MB of it" in say(home, "list")
+    (left,) = run(home, "verify")
+    assert left["good"], "what is bad is not here any more: it is fetched again"
+    shown = run(home, "show", "taken")
+    assert [part["layers"] for part in shown["disk"]["slices"]] == ["0:2"] and shown["disk"]["files"] == []
+    removed = run(home, "rm", "taken")
+    assert removed["kept_files"] == [] and removed["freed_bytes"] > tiny.stat().st_size
+    assert not slices.exists() and not store.piece_file(model_id, 0).exists()
+    assert known_models(home) == []
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "..", "/etc/passwd", "a\0b", "x" * 5000])
+def test_a_reference_that_is_no_model_removes_nothing(home: Home, name: str) -> None:
+    for command in (remove, lambda home, ref: verify(home, ref, None)):
+        with pytest.raises((MeshswarmError, ValueError)):
+            command(home, name)
