@@ -37,7 +37,7 @@ async def published(node: Node, ref: str, name: str) -> bytes:
 
 
 def sent_by(server: WebServer) -> int:
-    return sum(request.n_sent[0] for request in server.seen)
+    return sum(sum(request.n_sent) for request in server.seen)
 
 
 def put(hub: HubServer, model_bytes: bytes) -> None:  # noqa: F811

@@ -130,7 +130,7 @@ async def fetch_manifest_named(
 def _another(signed: SignedManifest, model_id: bytes) -> ManifestChangedError:
     name = signed.manifest.name
     return ManifestChangedError(
-        f"the publisher {signed.publisher} says that {name} is {model_id_text(signed.manifest.model_id)}, and here it is "
+        f"the publisher {signed.publisher} says that {name} is {model_id_text(signed.manifest.model_id)}; here it is "
         f"served as {model_id_text(model_id)}. Name it by its id, or say that you believe him with "
         f"`meshswarm models trust {name} {signed.publisher}`"
     )

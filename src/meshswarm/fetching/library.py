@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshswarm.artifacts import sources
@@ -22,13 +23,14 @@ from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store import AmbiguousModelError, Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
-from meshswarm.errors import MeshswarmError, UnknownModelError
+from meshswarm.errors import ArtifactError, MeshswarmError, UnknownModelError
 from meshswarm.fetching.fetch import Wanted
 from meshswarm.fetching.fetcher import Fetcher
 from meshswarm.fetching.plan import FetchProgress, whole_files
 from meshswarm.fetching.published import Published
 from meshswarm.fetching.seeder import Seeder
 from meshswarm.fetching.shelf import Shelf
+from meshswarm.fetching.web_sources import WebModel, web_models
 from meshswarm.identity import PeerId
 from meshswarm.net.endpoint import Endpoint
 from meshswarm.span import Span
@@ -196,6 +198,7 @@ class Library:
         wanted = Wanted.of(info.model_id, info.name, files)
         if not any(await self._fetcher.missing(wanted)):
             return
+        wanted = replace(wanted, web=await self._on_the_web(info))
         clock = asyncio.get_running_loop().time
         began, told_at, last = clock(), float("-inf"), FetchProgress(0, 0, 0, 0)
         report = show or self._report
@@ -208,11 +211,36 @@ class Library:
                 told_at = clock()
                 report({"event": "fetching", **about, **_figures(progress)})
 
-        await self._fetcher.fetch(wanted, tell)
+        try:
+            await self._fetcher.fetch(wanted, tell)
+        except ArtifactError as error:
+            if info.model_id not in self._typed or await asyncio.to_thread(self._has_hashes, info):
+                raise
+            await self._all_of(info, error, report)
+            return
         seconds = round(clock() - began, 3)
         report({"event": "fetched", **about, "bytes": last.have_bytes, "seconds": seconds})
         if self._seeder is not None:
             await self._seeder.look()
+
+    async def _on_the_web(self, info: ModelInfo) -> tuple[WebModel, ...]:
+        typed = self._typed.get(info.model_id)
+        published = await self._published.sources(info.model_id)
+        return web_models(() if typed is None else (typed,), published, info.file_lengths)
+
+    def _has_hashes(self, info: ModelInfo) -> bool:
+        files = range(len(info.file_lengths))
+        return all(self._store.piece_layer(info.model_id, file) is not None for file in files)
+
+    async def _all_of(self, info: ModelInfo, why: ArtifactError, report: Report) -> None:
+        """The whole model, from where a person said that it is: parts cannot be checked without hashes."""
+        ref = self._typed[info.model_id]
+
+        def say(sentence: str) -> None:
+            report({"event": "model", "message": sentence})
+
+        say(f"Fetching all of {ref[:200]}, since parts of it cannot be checked: {why}")
+        await asyncio.to_thread(self._store.obtain, ref, say=say)
 
 
 def _is_meant(card: ModelCard, ref: str, model_id: bytes | None) -> bool:
