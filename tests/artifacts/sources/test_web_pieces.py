@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
+from pathlib import Path
 
 import pytest
 from tests.artifacts.sources.web_server import Quirk, WebServer
 
+from meshswarm.artifacts.merkle import piece_layer
 from meshswarm.artifacts.sources.http_source import HttpSource, Patience
 from meshswarm.artifacts.sources.web_pieces import WebOutcome, WebPieces
 from meshswarm.artifacts.sources.web_plan import WebLimits
 from meshswarm.artifacts.torrent.content import Content
+from meshswarm.artifacts.torrent.session import TorrentSession
 
 PATH = "/models/tiny.gguf"
-LIMITS = WebLimits(max_bytes=1 << 20, grace_s=3.0, first_wait_s=0.01)
+LIMITS = WebLimits(max_bytes=1 << 20, first_wait_s=0.01)
 PIECE = 256 << 10
 
 
@@ -43,8 +46,8 @@ class Torrent:
         return True
 
 
-async def bring(web: WebServer, torrent: Torrent, **options: object) -> WebOutcome:
-    patience = Patience(connect_s=5, stall_s=0.4)
+async def bring(web: WebServer, torrent: Torrent, stall_s: float = 10.0, **options: object) -> WebOutcome:
+    patience = Patience(connect_s=5, stall_s=stall_s)
     async with HttpSource(web.url(PATH), patience=patience) as source, asyncio.timeout(30):
         pieces = WebPieces(
             source,
@@ -108,10 +111,10 @@ async def test_a_server_that_stalls_then_gives_is_used_and_one_that_only_stalls_
 ) -> None:
     web.put(PATH, model, quirks=deque([Quirk(), Quirk(stall_after=300_000), Quirk(status=503), Quirk(cut_after=5)]))
     torrent = Torrent(model, list(range(14)))
-    assert (await bring(web, torrent)).dropped is None and torrent.missing == []
+    assert (await bring(web, torrent, stall_s=0.5)).dropped is None and torrent.missing == []
     web.put(PATH, model, quirks=deque([Quirk()]), always=Quirk(stall_after=1000))
     torrent = Torrent(model, list(range(14)))
-    outcome = await bring(web, torrent)
+    outcome = await bring(web, torrent, stall_s=0.3)
     assert outcome.dropped is not None and "sends next to nothing any more" in outcome.dropped
 
 
@@ -128,9 +131,9 @@ async def test_a_slow_taker_is_not_the_servers_fault(web: WebServer, model: byte
     torrent = Torrent(model, [0, 1, 2, 3])
 
     async def limit(_n_bytes: int) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
 
-    limits = WebLimits(grace_s=0.3, min_bytes_s=1 << 30, max_failures=0)
+    limits = WebLimits(grace_s=1.0, min_bytes_s=1 << 30, max_failures=0)
     outcome = await bring(web, torrent, limit=limit, limits=limits)
     assert outcome.dropped is None and torrent.missing == []
 
@@ -182,3 +185,41 @@ async def test_what_the_taker_raises_ends_it_all(web: WebServer, model: bytes) -
     torrent.add_piece = full  # type: ignore[method-assign]
     with pytest.raises(OSError, match="No space left"):
         await bring(web, torrent)
+
+
+async def test_a_real_torrent_takes_what_a_liar_and_an_honest_server_bring(
+    web: WebServer, cdn: WebServer, model: bytes, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(model)
+    root, layer = piece_layer(whole, PIECE)
+    content = Content(len(model), root)
+    web.put(PATH, model, always=Quirk(flips=tuple(range(9, len(model), 2 * PIECE))))
+    cdn.put(PATH, model)
+    session = await TorrentSession.start("127.0.0.1", folder=tmp_path / "torrents")
+    try:
+        torrent = await session.open(content, tmp_path / "part.gguf", layer)
+        wanted = [0, 1, 2, 3, 10, 13]
+        fetched = asyncio.create_task(torrent.fetch(wanted, patience_s=30))
+        await asyncio.sleep(0)
+        outcomes = []
+        for server in (web, cdn):
+            async with HttpSource(server.url(PATH)) as source:
+                feeder = WebPieces(
+                    source,
+                    content,
+                    wanted=lambda: sorted(torrent.missing()),
+                    add_piece=torrent.add_piece,
+                    limits=WebLimits(max_in_flight=1, max_bytes=PIECE),
+                )
+                outcomes.append(await feeder.run())
+        await fetched
+        assert outcomes[0].dropped is not None and "wrong bytes for 3 pieces" in outcomes[0].dropped
+        assert outcomes[1].dropped is None and outcomes[0].n_pieces + outcomes[1].n_pieces == len(wanted)
+        assert torrent.have() == frozenset(wanted)
+    finally:
+        await session.close()
+    data = (tmp_path / "part.gguf").read_bytes()
+    for index in wanted:
+        piece = content.piece_range(index)
+        assert data[piece.start : piece.stop] == model[piece.start : piece.stop]

@@ -52,7 +52,7 @@ async def download(
         if not resume:
             part.discard()
         sink = _PartSink(part, source, expected)
-        known = await in_thread(sink.go_on)
+        known = await in_thread(sink.go_on, say, stop=part.stop)
         await Transfer(source, sink, expected.is_certain, progress, say, retries or Retries()).run(known)
         return await in_thread(part.finish, expected)
     finally:
@@ -120,7 +120,7 @@ class _PartSink:
     def n_bytes(self) -> int:
         return self._part.n_bytes
 
-    def go_on(self) -> RemoteFile | None:
+    def go_on(self, say: Callable[[str], None]) -> RemoteFile | None:
         """The file of which a part is here, hashed again; None when there is none that could be gone on with."""
         begun = self._part.begun()
         if begun is None or begun.url != self._name:
@@ -130,7 +130,13 @@ class _PartSink:
             return None
         if self._source.version is not None and self._source.version != begun.etag:
             return None
-        self._part.start(begun, self._expected)
+        try:
+            self._part.start(begun, self._expected)
+        except ArtifactError:
+            if self._part.begun() is not None:
+                raise
+            return None  # somebody spoilt it
+        say(f"Going on with {self._part.target.name}: {self.n_bytes / 1e6:,.1f} MB of it are here")
         return file
 
     def begin(self, file: RemoteFile) -> None:

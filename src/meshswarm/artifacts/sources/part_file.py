@@ -13,8 +13,9 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -91,6 +92,7 @@ class PartFile:
         self._sha256: hashlib._Hash | None = None
         self._n_synced = 0
         self._synced_at = 0.0
+        self._is_stopped = threading.Event()
 
     @property
     def is_complete(self) -> bool:
@@ -124,13 +126,15 @@ class PartFile:
             n_synced = fields["n_synced"]
         except KeyError:
             return None
-        kinds = (version.url, str), (version.length, int), (n_synced, int)
-        if not all(type(value) is kind for value, kind in kinds) or not 0 < n_synced <= version.length:
+        marks = (version.etag, version.modified)
+        if type(version.url) is not str or not all(mark is None or type(mark) is str for mark in marks):
+            return None
+        if type(version.length) is not int or type(n_synced) is not int or not 0 < n_synced <= version.length:
             return None
         return version if _is_plain_file(self._part) and self._part.stat().st_size >= n_synced else None
 
-    def start(self, version: Version, expected: Expected, progress: Callable[[int], None] | None = None) -> None:
-        """Go on with the part if it is of `version`, else from nothing. Hashes what is here; `progress` hears how much.
+    def start(self, version: Version, expected: Expected) -> None:
+        """Go on with the part if it is of `version`, else from nothing. Hashes what is here, until `stop`.
 
         Raises ArtifactError when what is here, or the disk, is unfit; DiskFullError when there is no room for the rest.
         """
@@ -140,15 +144,23 @@ class PartFile:
         self._version = version
         self._hasher = StreamHasher(version.length, self.target.name)
         self._sha256 = hashlib.sha256() if expected.sha256 is not None else None
-        with self._disk("written"):
-            self._file = os.fdopen(_open_plain(self._part, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
-            self._file.truncate(n_here)
-            while n_here > self.n_bytes and (chunk := self._file.read(min(_READ_BYTES, n_here - self.n_bytes))):
-                self._hash(chunk)
-                if progress is not None:
-                    progress(self.n_bytes)
-        self._n_synced, self._synced_at = self.n_bytes, time.monotonic()
+        self._n_synced = n_here
+        with self._disk("written"), contextlib.ExitStack() as until_hashed:
+            file = os.fdopen(_open_plain(self._part, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+            until_hashed.callback(file.close)
+            file.truncate(n_here)
+            while n_here > self.n_bytes and (chunk := file.read(min(_READ_BYTES, n_here - self.n_bytes))):
+                self._hash_or_discard(chunk)
+                if self._is_stopped.is_set():
+                    raise ArtifactError(f"{self.target.name} was given up while what is here was hashed")
+            until_hashed.pop_all()
+            self._file = file
+        self._synced_at = time.monotonic()
         self._check_room(version.length - self.n_bytes)
+
+    def stop(self) -> None:
+        """From another thread: let `start` end soon."""
+        self._is_stopped.set()
 
     def write(self, chunk: bytes | bytearray) -> None:
         """The next bytes. Raises ArtifactError when they cannot be the file's, and forgets them all; DiskFullError."""
@@ -157,11 +169,7 @@ class PartFile:
             view = memoryview(chunk)
             while view:
                 view = view[self._file.write(view) or 0 :]
-        try:
-            self._hash(chunk)  # only what was written counts
-        except ArtifactError:
-            self.discard()
-            raise
+        self._hash_or_discard(chunk)  # only what was written counts
         is_due = self.n_bytes - self._n_synced >= SYNC_BYTES or time.monotonic() - self._synced_at >= SYNC_S
         if is_due:
             self.sync()
@@ -228,6 +236,14 @@ class PartFile:
         self._hasher.feed(memoryview(chunk))
         if self._sha256 is not None:
             self._sha256.update(chunk)
+
+    def _hash_or_discard(self, chunk: bytes | bytearray) -> None:
+        """What cannot be a model's would be refused again and again if it stayed."""
+        try:
+            self._hash(chunk)
+        except ArtifactError:
+            self.discard()
+            raise
 
     def _close_file(self) -> None:
         file, self._file = self._file, None

@@ -11,7 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from meshswarm.artifacts.sources.answers import RemoteFile
 from meshswarm.artifacts.sources.faults import ChangedError, NoRangesError, PassingError, SourceError
@@ -26,8 +26,8 @@ WORTHWHILE_BYTES = 64 << 10
 """A try that brought less was none."""
 
 OnProgress = Callable[[DownloadProgress], None]
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Sink(Protocol):
@@ -126,11 +126,14 @@ class Transfer:
             self.progress(meter.add(n_bytes, asyncio.get_running_loop().time()))
 
 
-async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`asyncio.to_thread` that is still over when it returns: a cancelled caller must not go on beside its thread."""
-    task = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+async def in_thread(call: Callable[[*Ts], T], *args: *Ts, stop: Callable[[], None] | None = None) -> T:
+    """`asyncio.to_thread` that is over when it returns, also when cancelled: nobody may go on beside his own thread.
+    `stop` tells the thread to make an end then."""
+    task = asyncio.ensure_future(asyncio.to_thread(call, *args))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if stop is not None:
+            stop()
         await asyncio.wait([task])
         raise
