@@ -51,6 +51,7 @@ _FAST: Settings = {
     "unchoke_slots_limit": 32,
     "connection_speed": 100,
     "torrent_connect_boost": 100,
+    "tick_interval": 100,  # how soon a dialled peer is connected to, and a piece asked of an idle one
 }
 _IMPATIENT: Settings = {
     # A peer that stops sending: its blocks are asked of others after some seconds, not a minute.
