@@ -18,17 +18,19 @@ from meshswarm.artifacts.torrent.settings import session_settings
 SCRIPT = """
 import asyncio, random, socket, sys
 from pathlib import Path
+import psutil
 from meshswarm.artifacts.merkle import piece_layer
 from meshswarm.artifacts.torrent.content import Content, piece_length_of
 from meshswarm.artifacts.torrent.session import TorrentSession
 
-SENT = Path("/sys/class/net/d0/statistics/tx_packets")
+def sent():
+    return psutil.net_io_counters(pernic=True)["d0"].packets_sent
 
 async def main(folder):
     path = folder / "file"
     path.write_bytes(random.Random(1).randbytes(700_000))
     root, layer = piece_layer(path, piece_length_of(700_000))
-    before = SENT.read_text()
+    before = sent()
     one = await TorrentSession.start("10.9.9.1", folder=folder / "one")
     other = await TorrentSession.start("0.0.0.0", folder=folder / "other", secret=b"s" * 32)
     await one.seed(Content(700_000, root), path, layer)
@@ -36,10 +38,10 @@ async def main(folder):
     await asyncio.sleep(2.5)
     await one.close()
     await other.close()
-    print(int(SENT.read_text()) - int(before))
+    print(sent() - before)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.sendto(b"counted", ("203.0.113.1", 9))
-    print(int(SENT.read_text()) - int(before))
+    print(sent() - before)
 
 asyncio.run(main(Path(sys.argv[1])))
 """
