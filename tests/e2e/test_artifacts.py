@@ -39,12 +39,17 @@ def fetched(peer: PeerProcess) -> dict[str, Any]:
     return next(event for event in peer.events if event["event"] == "fetched")
 
 
-def models(home: Path, *arguments: str) -> Any:
-    """`meshswarm models ... --json` in a process of its own."""
+def models_twice(home: Path, *arguments: str) -> list[Any]:
+    """What `meshswarm models ... --json` says in two processes at the same time."""
     command = [sys.executable, "-m", "meshswarm", "--home", str(home), "models", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    results = []
+    for process in both:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        results.append(json.loads(out))
+    return results
 
 
 def test_peers_fetch_only_the_layers_they_serve_and_the_model_outlives_who_brought_it(
@@ -67,8 +72,9 @@ def test_peers_fetch_only_the_layers_they_serve_and_the_model_outlives_who_broug
     split = answer_of(parts["0:15"])
 
     seeder.kill()  # without a word: what it brought lives on
-    pulled = models(tmp_path / "d", "pull", NAME, "--join", parts["15:30"].address, "--swarm", start_peer.swarm)
-    assert pulled["model_id"] == info.id_text and pulled["local"]
+    where = ("--join", parts["15:30"].address, "--swarm", start_peer.swarm)
+    one, other = models_twice(tmp_path / "d", "pull", NAME, *where)
+    assert one["model_id"] == other["model_id"] == info.id_text and one["local"] and other["local"]
     (path,) = (tmp_path / "d" / "pieces").rglob("*.gguf")
     assert file_root(path) == file_root(smollm2), "put together from two peers that have a part each"
     whole = start_peer("--model", NAME, home="d", swarm=f"alone-{os.urandom(4).hex()}")

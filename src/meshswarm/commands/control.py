@@ -22,11 +22,13 @@ ANSWER_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class RunningPeer:
-    """A peer process of this folder: `api` is its base URL (`http://HOST:PORT/v1`), `api_key` its key or None."""
+    """A peer process of this folder: `api` is its base URL (`http://HOST:PORT/v1`), `api_key` its key or None; `errand`
+    what it was started for and how it got into its swarm, empty for one that a person runs."""
 
     pid: int
     api: str
     api_key: str | None
+    errand: str = ""
 
     def get(self, path: str) -> Any:
         """The JSON answer of a GET on `path`, such as "/v1/models". Raises MeshswarmError with the API's message."""
@@ -72,7 +74,7 @@ def _json_or_error(response: http.client.HTTPResponse) -> Any:
     return body
 
 
-def announce_running(home: Home, api: str, api_key: str | None) -> None:
+def announce_running(home: Home, api: str, api_key: str | None, errand: str = "") -> None:
     """Say in `running.json` (mode 0600) how this process is reached; `forget_running` takes it away.
 
     Raises ConfigError when the file cannot be written.
@@ -82,7 +84,7 @@ def announce_running(home: Home, api: str, api_key: str | None) -> None:
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"pid": os.getpid(), "api": api, "api_key": api_key}, file)
+            json.dump({"pid": os.getpid(), "api": api, "api_key": api_key, "errand": errand}, file)
         temporary.replace(home.status)
     except OSError as error:
         raise ConfigError(f"{home.status} cannot be written: {error.strerror or error}") from error
@@ -99,7 +101,8 @@ def find_running(home: Home) -> RunningPeer | None:
     """The peer that runs in this folder, or None. Whoever holds the folder's lock is running; nothing else is asked."""
     try:
         stated = json.loads(home.status.read_text())
-        peer = RunningPeer(int(stated["pid"]), str(stated["api"]), stated["api_key"])
+        pid, api, key = int(stated["pid"]), str(stated["api"]), stated["api_key"]
+        peer = RunningPeer(pid, api, key, str(stated.get("errand", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     try:

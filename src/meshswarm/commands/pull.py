@@ -47,13 +47,19 @@ def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
     if known is None:
         running = _running(where.home)
         if running is not None:
-            model_id = _ask(where.leave_to(running, "models pull"), ref, tell)
+            is_ours = running.errand == _errand(where)  # another pull, in the same swarm
+            model_id = _ask(running if is_ours else where.leave_to(running, "models pull"), ref, tell)
         else:
             model_id = run_in_loop(_ask_own_peer(where, ref, tell))
         known = store.get(parse_model_id(model_id))
         if known is None:
             raise LocalError(f"{ref[:80]} was fetched and is not here: somebody removed it meanwhile")
     return entry_of(store, Disk(where.home.root, store), known)
+
+
+def _errand(where: Where) -> str:
+    """What a peer that was started for a pull says of itself."""
+    return f"pull {where.swarm!r} {where.private} {sorted(f'{peer}@{address}' for peer, address in where.join)}"
 
 
 def _running(home: Home) -> RunningPeer | None:
@@ -83,7 +89,7 @@ def _ask(peer: RunningPeer, ref: str, tell: Show) -> str:
 async def _ask_own_peer(where: Where, ref: str, tell: Show) -> str:
     """It can be found while it runs, so that a second pull in this folder shares it, and it stays for that one."""
     async with throwaway_peer(where, say=lambda sentence: tell({"event": "model", "message": sentence})) as peer:
-        announce_running(where.home, peer.api.base_url, None)
+        announce_running(where.home, peer.api.base_url, None, _errand(where))
         try:
             return await asyncio.to_thread(_ask, endpoint_of(peer), ref, tell)
         finally:

@@ -28,6 +28,9 @@ def sentence_of(event: Event) -> str:
             return f"Loading layers {event['layers']} of {event['n_layers']} of {event['model']} ..."
         case "fetching":
             return _fetching(event)
+        case "reading":
+            done, total = event["bytes"], event["wanted_bytes"]
+            return f"Reading: {100 * done // max(1, total)} % of {total / 1e6:.1f} MB"
         case "fetched":
             rate = f" ({event['bytes'] / event['seconds'] / 1e6:.1f} MB/s)" if event["seconds"] >= 1 else ""
             return f"Fetched {_what(event)}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.1f} s{rate}."
