@@ -172,6 +172,24 @@ class Library:
         return self._store.import_file(self._path)
 
 
+async def test_a_model_of_the_catalogue_that_peers_serve_comes_from_them(
+    swarm: Swarm, smollm2: Path, tmp_path: Path
+) -> None:
+    card = ModelCard.of(Store(tmp_path / "elsewhere").import_file(smollm2))
+    swarm.serves(card, Span(0, 15))
+    swarm.around.library = Library(swarm.around.store, smollm2)
+    assert (await swarm.chosen(memory_bytes=5 * 10**8)).model == model_id_text(card.model_id)
+    assert swarm.said[0].startswith(f"Fetching {ENTRY.name}, up to ") and "from the peers" in swarm.said[0]
+
+
+async def test_or_else_from_its_source(swarm: Swarm, smollm2: Path, tmp_path: Path) -> None:
+    card = ModelCard.of(Store(tmp_path / "elsewhere").import_file(smollm2))
+    swarm.serves(card, Span(0, 15))
+    swarm.around.library = Library(swarm.around.store)
+    assert (await swarm.chosen()).model == ENTRY.ref
+    assert [said.rpartition(": ")[2] for said in swarm.said[1:2]] == ["nobody gives its header"]
+
+
 @pytest.fixture
 def foreign(gguf_recipe: type, tmp_path: Path) -> tuple[ModelCard, Path]:
     """A model that peers have, and nobody here."""

@@ -94,10 +94,10 @@ def pick(offers: Sequence[Offer]) -> Pick | None:
     return None
 
 
-def by_need(offer: Offer) -> tuple[int, float, float, int, str]:
+def by_need(offer: Offer) -> tuple[int, float, float, int, str, int]:
     """The more an offer that somebody serves or asks for is in need, the less."""
     assert offer.view is not None
-    return -offer.need, -offer.demand, offer.weakest, -len(offer.view.holders), offer.name
+    return -offer.need, -offer.demand, offer.weakest, -len(offer.view.holders), offer.name, offer.to_fetch
 
 
 def why(offer: Offer) -> str:

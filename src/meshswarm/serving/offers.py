@@ -74,7 +74,7 @@ def _offers(
     infos = {info.model_id: info for info in around.store.models()}
     listed = [entry for entry in entries if entry.model_id not in infos]
     offers = [_stored(settings, around, info, entries, limits, seen) for info in infos.values()]
-    offers += [_listed(around, entry, limits, seen) for entry in listed]
+    offers += [offer for entry in listed for offer in _listed(around, entry, limits, seen)]
     if around.library is not None:
         known = infos.keys() | {entry.model_id for entry in listed}
         offers += [_foreign(each, limits) for each in seen.values() if each.card.model_id not in known]
@@ -103,23 +103,26 @@ def _stored(
     )
 
 
-def _listed(around: Surroundings, entry: CatalogueEntry, limits: Limits, seen: Mapping[bytes, _Seen]) -> Offer:
+def _listed(around: Surroundings, entry: CatalogueEntry, limits: Limits, seen: Mapping[bytes, _Seen]) -> list[Offer]:
     """A model of the catalogue that is not here: whether a part of it fits is seen when it is. Where others serve it,
-    its layers come from them."""
+    its layers come from them, or else all of it from where it comes from."""
     view = None if entry.model_id is None else _view(seen, entry.model_id, _anywhere(entry.n_layers))
-    from_peers = view is not None and bool(view.holders) and around.library is not None
     memory_bytes = entry.memory_bytes if entry.is_verified else entry.memory_bytes * SLACK_PERCENT // 100
-    return Offer(
-        ref=model_id_text(entry.model_id) if entry.model_id is not None and from_peers else entry.ref,
+    whole = Offer(
+        ref=entry.ref,
         name=entry.name,
         model_id=entry.model_id,
         n_bytes=entry.n_bytes,
         is_verified=entry.is_verified,
         fit=Fit.WHOLE if memory_bytes <= most(limits) else Fit.PART,
         view=view,
-        to_fetch=_to_fetch(entry.n_bytes, limits) if from_peers else entry.n_bytes,
+        to_fetch=entry.n_bytes,
         warning=entry.warning,
     )
+    if entry.model_id is None or not whole.is_served or around.library is None:
+        return [whole]
+    layers = replace(whole, ref=model_id_text(entry.model_id), to_fetch=_to_fetch(entry.n_bytes, limits))
+    return [layers, whole]
 
 
 def _foreign(seen: _Seen, limits: Limits) -> Offer:
