@@ -7,8 +7,9 @@ import pytest
 
 from meshswarm.config import Address
 from meshswarm.dht import messages, wire
+from meshswarm.dht.contact import Contact
 from meshswarm.dht.core import Core
-from meshswarm.dht.have import MARK_BYTES, MAX_MARKS, NOTHING, Have, Marker, mark
+from meshswarm.dht.have import MARK_BYTES, MAX_CONTACT_MARKS, MAX_MARKS, NOTHING, Have, Marker, mark
 from meshswarm.dht.messages import FIND, FindQuestion, Sender
 from meshswarm.dht.signed import SignedRecord
 from meshswarm.dht.wire import WireError
@@ -20,8 +21,8 @@ MakeRecord = Callable[..., SignedRecord]
 
 def test_what_is_marked_is_had_and_nothing_else() -> None:
     have = Marker(b"saltsalt").have([b"one", b"two"])
-    assert b"one" in have and b"two" in have and b"three" not in have
-    assert b"one" not in NOTHING and Marker(b"saltsalt").have([]) is NOTHING
+    assert have.mark(b"one") == mark(b"one", b"saltsalt") and have.mark(b"two") and have.mark(b"three") is None
+    assert NOTHING.mark(b"one") is None and Marker(b"saltsalt").have([]) is NOTHING
 
 
 def test_a_mark_depends_on_the_salt_so_that_no_two_records_look_alike_to_everybody() -> None:
@@ -90,3 +91,30 @@ def test_an_answer_leaves_out_what_the_asker_has_and_only_that(
     newer = make_record(2, seq=9)
     core.store.put(newer, [key], now)
     assert newer.wire in told(Marker(b"saltsalt").have(everything))
+
+
+def test_of_contacts_that_the_asker_has_come_marks_and_of_those_at_another_address_all(
+    make_core: Callable[[int], Core], identity: Callable[[int], Identity], now: float
+) -> None:
+    core = make_core(1)
+    known = [Contact(identity(number).peer_id, (Address("10.0.0.1", 4000 + number),)) for number in range(3, 15)]
+    for contact in known:
+        core.table.saw(contact, now)
+    key = bytes(20)
+    marker = Marker(b"saltsalt")
+    moved = Contact(known[0].peer, (Address("10.9.9.9", 1),))
+    question = FindQuestion(SENDER, (key,), True, 0, marker.have([], [moved, *known[1:6]]))
+    answer, _ = core.answer(FIND, identity(2).peer_id, Address("10.0.0.9", 4000), messages.encode_find(question), now)
+    found = messages.decode_found(answer)
+    assert set(found.contacts) == {known[0], *known[6:]}
+    assert set(marker.contacts(found.had)) == set(known[1:6])
+    assert marker.contacts([b"none", *found.had[:1]]) == marker.contacts(found.had[:1]), "invented marks are nobody"
+    plain = messages.encode_find(FindQuestion(SENDER, (key,), True))
+    whole, _ = core.answer(FIND, identity(2).peer_id, Address("10.0.0.9", 4000), plain, now)
+    assert len(messages.decode_found(whole).contacts) == 12 and messages.decode_found(whole).had == ()
+
+
+def test_many_contacts_leave_room_for_the_records(identity: Callable[[int], Identity]) -> None:
+    contacts = [Contact(identity(number).peer_id, (Address("10.0.0.1", 4000),)) for number in range(400)]
+    have = Marker(b"saltsalt").have([b"record"], contacts)
+    assert len(have.marks) == MAX_CONTACT_MARKS + 1 and have.mark(b"record") is not None

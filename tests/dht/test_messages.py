@@ -102,13 +102,13 @@ def test_dials(sender: Sender, contact: Contact, verdict: Verdict) -> None:
 
 
 def test_what_older_peers_leave_out_has_a_meaning_and_what_newer_ones_add_is_ignored() -> None:
-    """The first version's messages ended before clocks and reach."""
+    """The first version's messages ended before clocks, reach and marks."""
     head = [1, True, []]
     assert messages.decode_ping(wire.pack(head)).clock_ms == 0
     assert messages.decode_find(wire.pack([*head, [bytes(20)], True])).reach == 0
     assert messages.decode_found(wire.pack([*head, b"t", [], []])).sender.clock_ms == 0
-    assert messages.decode_find(wire.pack([*head, [bytes(20)], True, 7, "new"])).reach == 7
-    assert messages.decode_found(wire.pack([*head, b"t", [], [], 5, "new"])).sender.clock_ms == 5
+    assert messages.decode_find(wire.pack([*head, [bytes(20)], True, 7, b"saltsalt", b"mark", "new"])).reach == 7
+    assert messages.decode_found(wire.pack([*head, b"t", [], [], 5, b"mark", "new"])).sender.clock_ms == 5
     for reach in (-1, MAX_REACH + 1, 1.5, None, True):
         with pytest.raises(WireError):
             messages.decode_find(wire.pack([*head, [bytes(20)], True, reach]))

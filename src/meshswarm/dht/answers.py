@@ -88,7 +88,8 @@ class Answers:
             now = self._clock()
             if since < memory.asked_at <= now:
                 return
-            alive = [record for record in memory.records if not record.is_expired(now)]
+            known = self._united(memory.keys, memory.records)
+            alive = [record for record in known if not record.is_expired(now)]
             _, found = await self._questions.look_up(memory.keys, wants_records=True, known=alive)
             memory.records, memory.asked_at = found, now
 

@@ -10,6 +10,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 from meshswarm.config import Address
 from meshswarm.dht import messages
@@ -181,6 +182,12 @@ class Core:
         keys = tuple(lookup.target for lookup in lookups)
         reach = max(lookup.radius for lookup in lookups) >> REACH_SHIFT
         return messages.encode_find(FindQuestion(self.sender, keys, wants_records, reach, have))
+
+    def contacts_had(self, lookups: Sequence[Lookup], now: float) -> list[Contact]:
+        """Contacts that answers to a question for `lookups` are likely to name, and which are known here."""
+        near = [self.table.closest(lookup.target, now) for lookup in lookups]
+        in_turn = chain.from_iterable(zip_longest(*near))
+        return list({each.peer: each for each in in_turn if each is not None}.values())
 
     def take_pong(
         self, contact: Contact, answer: bytes, now: float, rtt_s: float | None, *, is_outbound: bool = False

@@ -7,13 +7,14 @@ Fields are only ever appended, and what an older peer leaves out has a meaning.
 | kind | question | answer |
 |---|---|---|
 | `dht/ping` | sender, clock | sender, clock |
-| `dht/find` | sender, keys, wants records, reach, salt, marks | sender, write token, contacts, records, clock |
+| `dht/find` | sender, keys, wants records, reach, salt, marks | sender, write token, contacts, records, clock, marks |
 | `dht/store` | sender, write token, (record, keys) pairs | sender, one status per pair and key |
 | `dht/dial-back` | sender | sender, verdict: whether a third peer could dial the asker |
 | `dht/dial` | sender, contact | sender, verdict: whether the contact could be dialled afresh from here |
 
 `reach`: how far around the keys contacts are wanted beyond the k nearest (`region`). `clock`: the sender's Unix time in
-ms. `salt` and `marks`: of the records that the asker has (`have`); they are left out of the answer. Records are sealed
+ms. `salt` and `marks`: of what the asker has (`have`); such records are left out of the answer, and of such contacts
+it has the marks alone. Records are sealed
 for the key they are stored under where the swarm is private.
 """
 
@@ -93,12 +94,14 @@ class FindQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FindAnswer:
-    """`contacts` and `records` of all keys asked for, each once. `records` are still unread and unverified bytes."""
+    """`contacts` and `records` of all keys asked for, each once. `records` are still unread and unverified bytes.
+    `had`: the marks of further contacts, which the asker has."""
 
     sender: Sender
     token: bytes
     contacts: tuple[Contact, ...]
     records: tuple[bytes, ...]
+    had: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,8 @@ def decode_find(data: bytes) -> FindQuestion:
 
 def encode_found(answer: FindAnswer) -> bytes:
     contacts = [contact.pack() for contact in answer.contacts]
-    clock_ms = answer.sender.clock_ms
-    return wire.pack([*_head(answer.sender), answer.token, contacts, list(answer.records), clock_ms])
+    fields = [*_head(answer.sender), answer.token, contacts, list(answer.records), answer.sender.clock_ms]
+    return wire.pack([*fields, b"".join(answer.had)] if answer.had else fields)
 
 
 def decode_found(data: bytes) -> FindAnswer:
@@ -155,6 +158,7 @@ def decode_found(data: bytes) -> FindAnswer:
         token=wire.binary(fields[3], "token", at_most=64),
         contacts=tuple(Contact.unpack(contact) for contact in contacts),
         records=tuple(wire.binary(record, "record", at_most=MAX_SEALED_BYTES) for record in records),
+        had=_marks(fields[7], MAX_CONTACTS) if len(fields) > 7 else (),
     )
 
 
@@ -230,11 +234,14 @@ def _item(value: object) -> tuple[bytes, tuple[bytes, ...]]:
 
 
 def _have(salt: object, marks: object) -> Have:
-    together = wire.binary(marks, "marks", at_most=MAX_MARKS * MARK_BYTES)
+    return Have(wire.binary(salt, "salt", size=SALT_BYTES), frozenset(_marks(marks, MAX_MARKS)))
+
+
+def _marks(value: object, at_most: int) -> tuple[bytes, ...]:
+    together = wire.binary(value, "marks", at_most=at_most * MARK_BYTES)
     if len(together) % MARK_BYTES:
         raise WireError(f"marks are {MARK_BYTES} bytes each")
-    each = frozenset(together[at : at + MARK_BYTES] for at in range(0, len(together), MARK_BYTES))
-    return Have(wire.binary(salt, "salt", size=SALT_BYTES), each)
+    return tuple(together[at : at + MARK_BYTES] for at in range(0, len(together), MARK_BYTES))
 
 
 def _statuses(row: object) -> list[StoreStatus]:

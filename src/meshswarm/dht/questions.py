@@ -10,11 +10,12 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact, merge_addresses
 from meshswarm.dht.core import Core, Delivery
-from meshswarm.dht.have import NOTHING, SALT_BYTES, Marker
+from meshswarm.dht.have import SALT_BYTES, Marker
 from meshswarm.dht.lookup import STALL_S, Lookup, next_batch
 from meshswarm.dht.messages import DIAL, DIAL_BACK, FIND, PING, STORE, StoreStatus, Verdict
 from meshswarm.dht.signed import RecordSet, SignedRecord
@@ -82,12 +83,12 @@ class Questions:
         self, lookups: list[Lookup], wants_records: bool, known: Iterable[SignedRecord] = ()
     ) -> tuple[list[Lookup], RecordSet]:
         records = RecordSet(known, limit=MAX_RECORDS)
-        marker = Marker(os.urandom(SALT_BYTES)) if wants_records else None
+        marker = Marker(os.urandom(SALT_BYTES))
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             while not all(lookup.done for lookup in lookups):
                 for contact, together in next_batch(lookups, self._clock(), messages.MAX_FIND_KEYS):
-                    running.add(group.create_task(self._find(contact, together, records, marker)))
+                    running.add(group.create_task(self._find(contact, together, records, marker, wants_records)))
                 if not running:
                     break
                 _, running = await asyncio.wait(running, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -149,14 +150,15 @@ class Questions:
         return statuses
 
     async def _find(
-        self, contact: Contact, lookups: Sequence[Lookup], records: RecordSet, marker: Marker | None
+        self, contact: Contact, lookups: Sequence[Lookup], records: RecordSet, marker: Marker, wants_records: bool
     ) -> None:
-        """`marker`: None where no records are wanted."""
-        have = NOTHING if marker is None else marker.have(record.wire for record in records)
-        question = self._core.find_question(lookups, wants_records=marker is not None, have=have)
+        had = self._core.contacts_had(lookups, self._clock())
+        have = marker.have((record.wire for record in records), had)
+        question = self._core.find_question(lookups, wants_records=wants_records, have=have)
         try:
             answer, contact, rtt_s, is_outbound = await self._ask(contact, FIND, question, messages.MAX_ANSWER_BYTES)
             found = messages.decode_found(answer)
+            found = replace(found, contacts=(*found.contacts, *marker.contacts(found.had)))
         except MeshswarmError as error:
             self._failed(contact, lookups, error)
             return

@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from meshswarm.config import Address
 from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact, merge_addresses
-from meshswarm.dht.have import Have
+from meshswarm.dht.have import Have, what_of
 from meshswarm.dht.keys import Topics, distance, node_id
 from meshswarm.dht.limits import RateLimit
 from meshswarm.dht.messages import FIND, PING, STORE, FindAnswer, Sender, StoreAnswer, StoreStatus
@@ -87,7 +87,10 @@ class Responder:
         contacts = {c.peer: c for c in in_turn if c is not None and c.peer != peer}
         records = self._records(question.keys, question.have, now) if question.wants_records else ()
         token = self._tokens.issue(peer, now)
-        answer = FindAnswer(own, token, tuple(contacts.values())[: messages.MAX_CONTACTS], tuple(records))
+        told = list(contacts.values())[: messages.MAX_CONTACTS]
+        had = {c.peer: made for c in told if (made := question.have.mark(what_of(c))) is not None}
+        news = tuple(each for each in told if each.peer not in had)
+        answer = FindAnswer(own, token, news, tuple(records), tuple(had.values()))
         return question.sender, messages.encode_found(answer)
 
     def _records(self, keys: Iterable[bytes], have: Have, now: float) -> list[bytes]:

@@ -74,7 +74,7 @@ class RecordStore:
     def sealed(self, key: bytes, now: float, have: Have = NOTHING) -> list[bytes]:
         """The same as it is sent, without what the asker has."""
         kept = (kept for kept in self._under.get(key, {}).values() if not kept.record.is_expired(now))
-        return [each.sealed for each in kept if each.record.wire not in have]
+        return [each.sealed for each in kept if have.mark(each.record.wire) is None]
 
     def all(self, now: float) -> list[SignedRecord]:
         """Everything alive, once for each key it is under."""
