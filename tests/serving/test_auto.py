@@ -21,9 +21,11 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ArtifactError, OutOfMemoryError
 from meshswarm.identity import Identity
 from meshswarm.routing.demand import Fit, Offer
+from meshswarm.routing.gossip.told import Told
 from meshswarm.serving import ServingSettings, auto, reach
 from meshswarm.serving.auto import AutoChoice
-from meshswarm.serving.offers import MAX_LOOKED_AT
+from meshswarm.serving.hearsay import SILENCE
+from meshswarm.serving.offers import MAX_LOOKED_AT, worth_looking_at
 from meshswarm.serving.reach import Reach
 from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
@@ -69,7 +71,9 @@ class Swarm:
         return await self.choice(**settings).next()
 
     def choice(self, **settings: Any) -> AutoChoice:
-        hearsay: Any = SimpleNamespace(gone=frozenset, draining=frozenset, loads=dict, demand=self.hear)
+        hearsay: Any = SimpleNamespace(
+            gone=frozenset, draining=frozenset, loads=dict, demand=self.hear, told=lambda model_id, n: None
+        )
         return AutoChoice(ServingSettings("unused", is_auto=True, **settings), self.around, hearsay)
 
 
@@ -155,6 +159,26 @@ async def test_of_hundreds_of_models_those_with_most_holders_are_looked_at(swarm
     swarm.cards.insert(0, swarm.cards.pop())
     chosen = await swarm.chosen()
     assert chosen.because == "1 peer serves it, and the layers 2:4 have no holder"
+
+
+def test_of_models_that_several_peers_call_well_held_only_those_most_asked_for_are_looked_at() -> None:
+    cards = [
+        ModelCard(number.to_bytes(32, "big"), f"m-{number}", "llama", "q4_0", 2, (1000,), 100, 64, 64, 64)
+        for number in range(40)
+    ]
+
+    def told(model_id: bytes, n_layers: int) -> Told | None:
+        """The first 20 are well held, the later the more asked for; of ten nothing is told; ten lack holders."""
+        number = int.from_bytes(model_id, "big")
+        if 20 <= number < 30:
+            return None
+        return Told(model_id, (3, 3) if number < 20 else (3, 1), 3, 100.0, float(number), 3)
+
+    hearsay: Any = SimpleNamespace(told=told)
+    looked_at = [int.from_bytes(card.model_id, "big") for card in worth_looking_at(cards, hearsay)]
+    assert looked_at == [*range(20, 40), *range(19, 11, -1)]
+    quiet = worth_looking_at(cards, SILENCE)
+    assert quiet == cards[:MAX_LOOKED_AT]
 
 
 class Library:

@@ -48,7 +48,11 @@ class TwoModels(World):
         self.around.home, self.around.library = SimpleNamespace(root=folder), None
         self.around.dht.models = self._models
         hearsay: Any = SimpleNamespace(
-            gone=lambda: self.lost, draining=frozenset, demand=self._demand, loads=lambda: self.loads
+            gone=lambda: self.lost,
+            draining=frozenset,
+            demand=self._demand,
+            loads=lambda: self.loads,
+            told=lambda model_id, n_layers: None,
         )
         self.mover = Mover(self.serving, settings, self.around, hearsay, clock=lambda: self.now, rng=self.mover._rng)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from meshswarm.identity import PeerId
 from meshswarm.routing.gossip.report import LoadReport
+from meshswarm.routing.gossip.told import Told
 
 
 class Hearsay(Protocol):
@@ -25,6 +26,9 @@ class Hearsay(Protocol):
     def demand(self) -> Mapping[bytes, float]:
         """Requests a second by model."""
 
+    def told(self, model_id: bytes, n_layers: int) -> Told | None:
+        """What several peers say of who holds a model; None where too few speak of it."""
+
 
 class Silence:
     """Nothing is heard: records alone count."""
@@ -40,6 +44,9 @@ class Silence:
 
     def demand(self) -> Mapping[bytes, float]:
         return MappingProxyType({})
+
+    def told(self, model_id: bytes, n_layers: int) -> Told | None:
+        return None
 
 
 SILENCE: Hearsay = Silence()

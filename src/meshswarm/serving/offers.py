@@ -6,7 +6,7 @@ The rule this file keeps: it gathers, and fetches nothing; of a model that is no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshswarm.artifacts.card import ModelCard
@@ -16,14 +16,15 @@ from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.routing.choice import Limits
 from meshswarm.routing.demand import Fit, Offer
-from meshswarm.routing.view import View
+from meshswarm.routing.view import ENOUGH_HOLDERS, View
 from meshswarm.serving.hearsay import Hearsay
 from meshswarm.serving.layers import memory_model
 from meshswarm.serving.settings import ServingSettings, Surroundings
 from meshswarm.stage.families.cuts import LegalCuts
 from meshswarm.stage.sizes.memory import PROCESS_BYTES, MemoryModel
 
-MAX_LOOKED_AT = 32  # models, those with most holders
+MAX_LOOKED_AT = 32  # models
+MAX_WELL_HELD = 8
 SLACK_PERCENT = 105
 """What is published of a model's size is rounded."""
 
@@ -46,24 +47,37 @@ async def offers_of(
 ) -> list[Offer]:
     """All that could be served here within `limits`, with who serves it and how often it is asked for; `only`: of these
     models."""
-    seen = await _seen(around, hearsay.demand(), only)
+    seen = await _seen(around, hearsay, only)
     offers = await asyncio.to_thread(_offers, settings, around, limits, seen)
     return [offer for offer in offers if only is None or offer.model_id in only]
 
 
-async def _seen(
-    around: Surroundings, demand: Mapping[bytes, float], only: Collection[bytes] | None
-) -> Mapping[bytes, _Seen]:
+async def _seen(around: Surroundings, hearsay: Hearsay, only: Collection[bytes] | None) -> Mapping[bytes, _Seen]:
     cards = [card for card, _ in await around.dht.models(fresh=True)]
     cards = [card for card in cards if only is None or card.model_id in only]
-    found = {}
-    for card in cards[:MAX_LOOKED_AT]:  # whoever wants to may name hundreds
+    found, demand = {}, hearsay.demand()
+    for card in worth_looking_at(cards, hearsay):
         records = await around.dht.coverage(card.model_id, card.n_layers)
         others = [record for record in records if record.peer != around.identity.peer_id]
         cuts = _anywhere(card.n_layers)
         view = View.of(cuts, others, gone=around.dht.unreachable(), demand=demand.get(card.model_id, 0.0))
         found[card.model_id] = _Seen(card, view)
     return found
+
+
+def worth_looking_at(cards: Sequence[ModelCard], hearsay: Hearsay) -> list[ModelCard]:
+    """Whose holders to ask the table for, of models with most holders first. Whoever wants to may name hundreds, so it
+    is `MAX_LOOKED_AT`; and of those that several peers call well held only the `MAX_WELL_HELD` most asked for."""
+    lacking: list[ModelCard] = []
+    asked_for: dict[ModelCard, float] = {}
+    for card in cards:
+        told = hearsay.told(card.model_id, card.n_layers)
+        if told is None or min(told.holders) < ENOUGH_HOLDERS:
+            lacking.append(card)
+        else:
+            asked_for[card] = told.requests_per_s
+    most_asked = sorted(asked_for, key=lambda card: -asked_for[card])[:MAX_WELL_HELD]
+    return [*lacking[: MAX_LOOKED_AT - len(most_asked)], *most_asked]
 
 
 def _offers(
