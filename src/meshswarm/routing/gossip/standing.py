@@ -23,7 +23,7 @@ HEARD_S = 2.0  # how long a sign of life to this very peer outweighs what others
 REMEMBERED_S = 1800.0  # as long as the longest-lived DHT record of a peer that died
 OUTLIVED_MS = 30_000
 """Numbers follow their author's clock in ms. One this much higher than the highest a watcher had heard was said after
-the silence that the watcher speaks of: what a peer says before it dies reaches its watchers within half of that."""
+the silence that it speaks of: a report of at most 5 s is told each watcher again after 8 s, with a beat every 5 s."""
 MAX_MARKS, MAX_OTHER_MARKS = 8192, 2048
 MAX_NUMBERS, MAX_OTHER_NUMBERS = 16384, 2048
 
