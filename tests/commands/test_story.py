@@ -28,7 +28,8 @@ def test_the_first_start_says_the_swarm_what_strangers_mean_and_the_ports_in_a_l
         "Swarm 'public': the default, open to everybody. Another: --swarm NAME",
         "Serving strangers: they compute on this machine, and their prompts pass through it. "
         "Among yourselves: `meshswarm swarm new NAME`, --private",
-        "Ports: UDP 4810 for other peers, to be let in by a firewall; TCP 127.0.0.1:8410 for your programs",
+        "Ports: UDP 4810 for other peers and TCP 4811 for model files, to be let in by a firewall; "
+        "TCP 127.0.0.1:8410 for your programs",
     ]
     assert "Serving strangers" not in sentence_of({**FIRST, "model_ref": None})
     of_ours = sentence_of({**FIRST, "swarm": "ours", "private": True}).splitlines()[2:]
@@ -109,3 +110,27 @@ def test_how_others_were_found_is_said_and_what_was_tried_when_nobody_was() -> N
 
 def test_events_without_a_sentence_are_silent() -> None:
     assert sentence_of({"event": "something new"}) == ""
+
+
+FETCHING = {
+    "event": "fetching",
+    "model": "small",
+    "layers": "0:15",
+    "bytes": 20_000_000,
+    "wanted_bytes": 60_000_000,
+    "bytes_s": 12_300_000,
+    "peers": 2,
+    "web_bytes": 0,
+    "eta_s": 3.2,
+}
+
+
+def test_a_fetch_tells_what_how_far_how_fast_from_whom_and_for_how_long() -> None:
+    assert sentence_of(FETCHING) == (
+        "Fetching the layers 0:15 of small: 33 % of 60.0 MB, 12.3 MB/s from 2 peers, 3 s left"
+    )
+    alone = {**FETCHING, "peers": 0, "web_bytes": 5, "eta_s": None}
+    del alone["layers"]
+    assert sentence_of(alone) == "Fetching small: 33 % of 60.0 MB, 12.3 MB/s from the web"
+    done = {"event": "fetched", "model": "small", "bytes": 60_000_000, "seconds": 2.0}
+    assert sentence_of(done) == "Fetched small: 60.0 MB in 2.0 s (30.0 MB/s)."

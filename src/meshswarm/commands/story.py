@@ -77,7 +77,10 @@ def _first_start(event: Event) -> str:
                 "Among yourselves: `meshswarm swarm new NAME`, --private"
             )
     peers, programs = event["address"].rpartition(":")[2], event["api"].split("://")[1].partition("/")[0]
-    lines.append(f"Ports: UDP {peers} for other peers, to be let in by a firewall; TCP {programs} for your programs")
+    lines.append(
+        f"Ports: UDP {peers} for other peers and TCP {int(peers) + 1} for model files, to be let in by a firewall; "
+        f"TCP {programs} for your programs"
+    )
     if event["announced"]:
         lines.append(f"Announced: {', '.join(event['announced'])} (--no-lan, --no-rendezvous turn that off)")
     return "\n".join(lines)
@@ -95,12 +98,12 @@ def _what(event: Event) -> str:
 
 def _fetching(event: Event) -> str:
     done, total = event["bytes"], max(1, event["wanted_bytes"])
-    peers = f"{event['peers']} peer{'' if event['peers'] == 1 else 's'}" if event["peers"] else "no peer yet"
-    sources = f"{peers} and the web" if event["web_bytes"] else peers
+    sources = [f"{event['peers']} peer{'' if event['peers'] == 1 else 's'}"] if event["peers"] else []
+    sources += ["the web"] if event["web_bytes"] else []
     left = "" if event["eta_s"] is None else f", {event['eta_s']:.0f} s left"
     return (
         f"Fetching {_what(event)}: {100 * done // total} % of {total / 1e6:.1f} MB, {event['bytes_s'] / 1e6:.1f} MB/s "
-        f"from {sources}{left}"
+        f"from {' and '.join(sources) or 'no peer yet'}{left}"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.card import ModelCard
@@ -36,6 +36,9 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.slices.store import Slices
+
+if TYPE_CHECKING:
+    from meshswarm.artifacts.sources.pace import DownloadProgress
 
 TELL_S = 1.0
 """How often a person hears how far a fetch is."""
@@ -89,7 +92,7 @@ class Library:
         if is_remote(ref) and (pinned := await self._pinned(ref, say)) is not None:
             return pinned
         if sources.is_source(ref):
-            return await asyncio.to_thread(self._store.obtain, ref, say=say)
+            return await self._whole_from_source(ref, report)
         model_id, name, n_layers = await self._in_swarm(ref)
         await self._have_header(model_id, name, n_layers, say)
         return await asyncio.to_thread(self._store.describe, model_id, name)
@@ -116,6 +119,22 @@ class Library:
         return await asyncio.to_thread(self._store.drop_pieces, info.model_id)
 
     # -- by source
+
+    async def _whole_from_source(self, ref: str, report: Report) -> ModelInfo:
+        """All of a model from where it is said to be. Raises MeshswarmError."""
+
+        def say(sentence: str) -> None:
+            report({"event": "model", "message": sentence})
+
+        now_and_then = _now_and_then(report)
+
+        def tell(now: DownloadProgress) -> None:
+            figures = {"bytes": now.done_bytes, "wanted_bytes": now.total_bytes, "bytes_s": int(now.bytes_s)}
+            now_and_then({"event": "reading", **figures, "eta_s": now.eta_s})
+
+        if is_remote(ref):
+            await sources.fetch_whole(ref, say=say, rate=tell)  # ends at once when this is cancelled
+        return await asyncio.to_thread(self._store.obtain, ref, say=say)
 
     async def _pinned(self, ref: str, say: Callable[[str], None]) -> ModelInfo | None:
         """The model at a source, where its id and header can be known without fetching all of it; else None, and a
@@ -200,16 +219,15 @@ class Library:
             return
         wanted = replace(wanted, web=await self._on_the_web(info))
         clock = asyncio.get_running_loop().time
-        began, told_at, last = clock(), float("-inf"), FetchProgress(0, 0, 0, 0)
+        began, last = clock(), FetchProgress(0, 0, 0, 0)
         report = show or self._report
+        now_and_then = _now_and_then(report)
         about = {"model": info.name, "model_id": info.id_text, **facts}
 
         def tell(progress: FetchProgress) -> None:
-            nonlocal told_at, last
+            nonlocal last
             last = progress
-            if clock() - told_at >= TELL_S:
-                told_at = clock()
-                report({"event": "fetching", **about, **_figures(progress)})
+            now_and_then({"event": "fetching", **about, **_figures(progress)})
 
         try:
             await self._fetcher.fetch(wanted, tell)
@@ -235,12 +253,22 @@ class Library:
     async def _all_of(self, info: ModelInfo, why: ArtifactError, report: Report) -> None:
         """The whole model, from where a person said that it is: parts cannot be checked without hashes."""
         ref = self._typed[info.model_id]
+        sentence = f"Fetching all of {ref[:200]}, since parts of it cannot be checked: {why}"
+        report({"event": "model", "message": sentence})
+        await self._whole_from_source(ref, report)
 
-        def say(sentence: str) -> None:
-            report({"event": "model", "message": sentence})
 
-        say(f"Fetching all of {ref[:200]}, since parts of it cannot be checked: {why}")
-        await asyncio.to_thread(self._store.obtain, ref, say=say)
+def _now_and_then(report: Report) -> Report:
+    """Passes on one event a second."""
+    clock, told_at = asyncio.get_running_loop().time, float("-inf")
+
+    def pass_on(event: Mapping[str, Any]) -> None:
+        nonlocal told_at
+        if clock() - told_at >= TELL_S:
+            told_at = clock()
+            report(event)
+
+    return pass_on
 
 
 def _is_meant(card: ModelCard, ref: str, model_id: bytes | None) -> bool:

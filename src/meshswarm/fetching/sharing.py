@@ -158,9 +158,10 @@ class Sharing:
         }
 
     async def _start_session(self) -> TorrentSession:
-        """At the number of the port for peers, over TCP, or any other that is free."""
+        """On TCP at the number after that of the port for peers, or at any that is free: libtorrent takes the UDP port
+        of the same number as well."""
         listen = self._endpoint.address
-        wanted = dict.fromkeys((listen.port, 0))
+        wanted = dict.fromkeys((listen.port + 1 if listen.port < 65_535 else 0, 0))
         for port in wanted:
             try:
                 return await TorrentSession.start(
@@ -173,6 +174,7 @@ class Sharing:
             except ConfigError:
                 if not port:
                     raise
+                self._report({"event": "port-taken", "port": port, "what": "model files"})
         raise AssertionError("port 0 was tried last")
 
     async def _watch_rates(self) -> None:

@@ -99,7 +99,7 @@ class Shelf:
         files. Raises ArtifactError."""
         async with self._opening.setdefault(model_id, asyncio.Lock()):
             shared = self._shared.get(model_id)
-            if shared is None:
+            if shared is None or any(torrent.failure is not None for torrent in shared.torrents):
                 shared = await self._open(model_id)
                 self._shared[model_id] = shared
             return shared.torrents
@@ -149,6 +149,7 @@ class Shelf:
             content.root: torrent
             for shared in self._shared.values()
             for content, torrent in zip(shared.contents, shared.torrents, strict=True)
+            if torrent.failure is None
         }
         torrents = []
         for file, content in enumerate(contents):
