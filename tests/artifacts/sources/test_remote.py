@@ -141,6 +141,11 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(
         ("hf:owner/Nothing/Tiny-Q4.gguf", MissingError, "there is no repository owner/Nothing"),
         ("hf:owner/Open/Tiny-Q5.gguf", MissingError, r"no file Tiny-Q5\.gguf\. It has: Tiny-Q4\.gguf, Tiny-Q8\.gguf$"),
         ("hf:owner/Open/Tiny-Q4.gguf@old", MissingError, "owner/Open has no revision old"),
+        (
+            "hf:owner/Open",
+            ConfigError,
+            r"names no file: write hf:owner/Open/FILE\.gguf\. It has: Tiny-Q4",
+        ),
     ):
         with pytest.raises(kind, match=message):
             sources.fetch(ref, folder=tmp_path)

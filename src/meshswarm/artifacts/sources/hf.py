@@ -135,6 +135,11 @@ def _http_fault(ref: HubRef, status: int, log_in: str) -> SourceError:
     return SourceError(f"{shown(constants.ENDPOINT)} answers with HTTP {status} for {ref.repo_id}")
 
 
+def which_file(repo_id: str) -> str:
+    """What to tell somebody who named no file. Blocking."""
+    return _with_files(f"hf:{repo_id} names no file: write hf:{repo_id}/FILE.gguf.", repo_id, None)
+
+
 def _with_files(sentence: str, repo_id: str, revision: str | None) -> str:
     """The sentence, and which models the repository has, if it tells."""
     try:

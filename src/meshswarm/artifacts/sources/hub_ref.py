@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from meshswarm.artifacts.sources.places import part_names, place, safe_name
 from meshswarm.errors import ConfigError
@@ -60,3 +61,21 @@ class HubRef:
             *(os.environ.get("HF_ENDPOINT", ""), self.repo_id, self.file, self.revision or "main"),
         )
         return tuple(where / safe_name(file) for file in self.files)
+
+
+def hub_ref(ref: str) -> HubRef | None:
+    """The file on the hub that `ref` means, also by the address that a browser shows; None for anything else. Raises
+    ConfigError for `hf:` and something else after it."""
+    if ref.startswith("hf:"):
+        return HubRef.parse(ref)
+    parts = urlsplit(ref)
+    if parts.scheme != "https" or parts.netloc not in ("huggingface.co", "hf.co"):
+        return None
+    match = re.fullmatch(r"/([^/]+/[^/]+)/(?:blob|resolve)/([^/]+)/(.+)", unquote(parts.path))
+    return None if match is None else HubRef.parse(f"hf:{match[1]}/{match[3]}@{match[2]}")
+
+
+def bare_repo(ref: str) -> str | None:
+    """OWNER/REPO, where a reference to the hub says no more than that."""
+    match = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)/?", ref, re.ASCII)
+    return None if match is None else match[1]

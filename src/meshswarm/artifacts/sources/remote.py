@@ -12,7 +12,7 @@ from pathlib import Path
 from meshswarm.artifacts.merkle import Progress, file_root, model_id
 from meshswarm.artifacts.sources.download import download
 from meshswarm.artifacts.sources.http_source import HttpSource
-from meshswarm.artifacts.sources.hub_ref import HubRef
+from meshswarm.artifacts.sources.hub_ref import bare_repo, hub_ref
 from meshswarm.artifacts.sources.located import Located
 from meshswarm.artifacts.sources.pace import DownloadProgress
 from meshswarm.artifacts.sources.part_file import Expected, PartFile
@@ -20,7 +20,7 @@ from meshswarm.artifacts.sources.places import part_names, place, safe_name
 from meshswarm.artifacts.sources.pypi import Say
 from meshswarm.artifacts.sources.transfer import OnProgress, in_thread
 from meshswarm.artifacts.sources.url_rules import UrlRules, file_name, first_hop, with_file_name
-from meshswarm.errors import ArtifactError
+from meshswarm.errors import ArtifactError, ConfigError
 
 
 def locate(ref: str, folder: Path, rules: UrlRules | None = None) -> tuple[Located, ...]:
@@ -29,10 +29,14 @@ def locate(ref: str, folder: Path, rules: UrlRules | None = None) -> tuple[Locat
 
     Raises ConfigError for a reference that cannot work, SourceError when the hub does not know it or not us.
     """
-    if ref.startswith("hf:"):
-        from meshswarm.artifacts.sources.hf import locate_on_hub  # the hub's client takes a second to import
+    if (repo := bare_repo(ref)) is not None:
+        from meshswarm.artifacts.sources.hf import which_file  # the hub's client takes a second to import
 
-        return locate_on_hub(HubRef.parse(ref), folder, rules)
+        raise ConfigError(which_file(repo))
+    if (hub := hub_ref(ref)) is not None:
+        from meshswarm.artifacts.sources.hf import locate_on_hub
+
+        return locate_on_hub(hub, folder, rules)
     return tuple(
         Located(HttpSource(url, rules=rules), target, Expected())
         for url, target in zip(_part_urls(ref), _web_targets(ref, folder), strict=True)
@@ -61,15 +65,24 @@ async def fetch_remote(
     rules: UrlRules | None = None,
 ) -> Path:
     """See `references.fetch_whole`."""
-    targets = HubRef.parse(ref).targets(folder) if ref.startswith("hf:") else _web_targets(ref, folder)
+    targets = _targets(ref, folder)
     if await in_thread(_are_here, targets, expected_id):
         return targets[0]
-    await _download_all(await in_thread(locate, ref, folder, rules), say, listeners, expected_id)
-    return targets[0]
+    located = await in_thread(locate, ref, folder, rules)
+    await _download_all(located, say, listeners, expected_id)
+    return located[0].target
+
+
+def _targets(ref: str, folder: Path) -> tuple[Path, ...]:
+    """Where the files of `ref` lie once they are fetched; none where it names none."""
+    if bare_repo(ref) is not None:
+        return ()
+    hub = hub_ref(ref)
+    return _web_targets(ref, folder) if hub is None else hub.targets(folder)
 
 
 def _are_here(targets: Sequence[Path], expected_id: bytes | None) -> bool:
-    if not all(PartFile(target).is_complete for target in targets):
+    if not targets or not all(PartFile(target).is_complete for target in targets):
         return False
     return expected_id is None or model_id([(path.stat().st_size, file_root(path)) for path in targets]) == expected_id
 
