@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from meshswarm.artifacts.manifests import ManifestChangedError, Manifests, SourceChangedError
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store import AmbiguousModelError, Store
 from meshswarm.cli import app
 from meshswarm.commands.model_facts import MemoryQuestion, describe
 from meshswarm.commands.publish import Wish, manifest_facts, publish, show_published, show_trust, trust
@@ -101,6 +101,21 @@ def test_a_name_that_is_another_s_is_not_taken_from_him(home: Home, tiny_file: P
 def test_wishes_that_cannot_be_are_said_before_anything_is_read(home: Home, wish: Wish, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         published(home, "/nowhere/at-all.gguf", wish)
+
+
+def test_a_model_is_found_by_the_name_it_was_published_under_and_by_that_among_namesakes(
+    home: Home, tiny_file: Path, gguf_recipe: Any, tmp_path: Path
+) -> None:
+    own = published(home, str(tiny_file), replace(QUIET, name="my-model"))
+    store = Store(home.root)
+    found = store.find("my-model")
+    assert found is not None and found.id_text == own["model_id"]
+    (tmp_path / "other").mkdir()
+    namesake = store.import_file(gguf_recipe(n_layers=5).write(tmp_path / "other" / "tiny.gguf", seed=6))
+    with pytest.raises(AmbiguousModelError):
+        store.find("tiny")
+    published(home, namesake.id_text, replace(QUIET, name="tiny"))
+    assert store.find("tiny") == namesake
 
 
 def test_what_is_nowhere_cannot_be_published(home: Home) -> None:

@@ -23,7 +23,7 @@ from meshswarm.artifacts.headers import Headers, read_message
 from meshswarm.artifacts.manifests import Manifests
 from meshswarm.artifacts.merkle import Progress, file_root, model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
-from meshswarm.artifacts.names import NAME_PATTERN, matches, model_name
+from meshswarm.artifacts.names import NAME_PATTERN, clean_name, matches, model_name
 from meshswarm.artifacts.pieces import FileCheck, Pieces, check_file, good_ranges
 from meshswarm.artifacts.ranges import Ranges, missing, n_bytes_of
 from meshswarm.artifacts.registry import ModelFile, ModelRecord, Registry
@@ -133,6 +133,9 @@ class Store:
         named = [info for info in infos if matches(ref, info.name, info.encoding)]
         prefixed = [info for info in infos if len(ref) >= MIN_PREFIX_CHARS and info.id_text.startswith(ref)]
         found = exact or named or prefixed
+        if len(found) != 1:  # the name's publisher settles it, if it has one and that model is here
+            pinned = self._manifests.pinned(clean_name(ref.removesuffix(".gguf")))
+            found = [info for info in infos if info.model_id == pinned] or found
         if not found and sources.is_source(ref):
             path = Path(ref).expanduser().absolute()
             records = {record.model_id for record in self._registry.all() if path in record.paths}
