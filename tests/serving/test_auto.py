@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from tests.artifacts.sources.web_server import HubServer, WebServer
 
 from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.catalogue import CATALOGUE
+from meshswarm.artifacts.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.store import Store
@@ -79,7 +80,7 @@ class Swarm:
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Swarm:
-    return Swarm(Store(tmp_path / "store"), tmp_path)
+    return Swarm(Store(tmp_path), tmp_path)
 
 
 @pytest.fixture
@@ -280,6 +281,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     cdn = WebServer()
     server = HubServer(cdn)
     monkeypatch.setenv("HF_ENDPOINT", server.origin)
+    monkeypatch.setattr(constants, "ENDPOINT", server.origin)
+    template = server.origin + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setenv("HF_TOKEN", "")
     yield server
     server.close()
     cdn.close()
@@ -312,3 +317,31 @@ async def test_a_hub_that_is_gone_is_asked_once_and_one_that_is_not_to_be_asked_
     monkeypatch.setenv("HF_ENDPOINT", hub.origin)
     assert await gone.obstacle(on_hub())
     assert hub.seen == [], "one wait was enough"
+
+
+def listed(name: str, n_bytes: int) -> CatalogueEntry:
+    ref = f"hf:some/{name}/{name}.gguf"
+    return CatalogueEntry(name, ref, "llama", "f32", 4, n_bytes, n_bytes + 10**9, "mit", None, is_verified=False)
+
+
+async def test_an_unverified_model_comes_from_the_hub_and_one_that_is_damaged_there_is_passed_over(
+    swarm: Swarm, hub: HubServer, gguf_recipe: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger one is tried first, then the smaller one; a restart without the hub has it, and says nothing."""
+    monkeypatch.setenv("MESHSWARM_CACHE", str(tmp_path / "cache"))
+    good: bytes = gguf_recipe(n_layers=4).write(tmp_path / "g.gguf", seed=3).read_bytes()
+    hub.put_repo("some/smaller", {"smaller.gguf": good})
+    hub.put_repo("some/larger", {"larger.gguf": b"GGUF" + bytes(2 * len(good))})
+    entries = (listed("smaller", len(good)), listed("larger", 2 * len(good) + 4))
+    monkeypatch.setattr("meshswarm.artifacts.manifests.CATALOGUE", entries)
+    chosen = await swarm.chosen()
+    assert chosen.model == "hf:some/smaller/smaller.gguf"
+    first, passed, second, *_ = [said for said in swarm.said if not said.startswith("Downloading")]
+    assert first.startswith("Fetching larger, 1 MB, from hf:some/larger/larger.gguf: nobody serves a model")
+    assert "Larger is unverified: it was never fetched or run here" in first
+    assert passed.startswith("hf:some/larger/larger.gguf is passed over: ")
+    assert second.startswith("Fetching smaller, ")
+    hub.close()
+    swarm.said.clear()
+    assert (await swarm.chosen()).model == "hf:some/smaller/smaller.gguf"
+    assert swarm.said == []
