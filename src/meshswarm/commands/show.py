@@ -108,7 +108,9 @@ def _gossip_words(gossip: dict[str, int]) -> str:
     words = f"{gossip['neighbours']} neighbours, {gossip['watchers']} of them watch this peer; "
     words += f"{gossip['reports']} load reports"
     words += f", {gossip['draining']} leaving" if gossip["draining"] else ""
-    return words + (f", {gossip['gone']} gone" if gossip["gone"] else "")
+    words += f", {gossip['gone']} gone" if gossip["gone"] else ""
+    outdated = gossip.get("outdated", 0)
+    return words + (f"; {outdated} need a newer meshswarm to be heard" if outdated else "")
 
 
 def show_peers(peers: list[dict[str, Any]]) -> None:
