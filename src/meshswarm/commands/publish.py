@@ -245,6 +245,7 @@ def _streamed(
 ) -> tuple[ModelInfo, Sequence[str]]:
     """Look at all bytes of a remote model once. Its header and piece layers are kept, nothing else."""
     from meshswarm.artifacts.sources.download import hash_remote
+    from meshswarm.artifacts.sources.hub_ref import hub_ref
     from meshswarm.artifacts.sources.remote import Listeners, locate
     from meshswarm.artifacts.sources.stream_hash import Hashed, proof_message
 
@@ -267,8 +268,8 @@ def _streamed(
     for index, file in enumerate(files):
         store.save_piece_layer(own_id, index, file.piece_layer)
     name = model_name(model_stem(located[0].target), _general_name(header))
-    commit = re.search(r"/resolve/([0-9a-f]{40})/", located[0].source.url) if ref.startswith("hf:") else None
-    pinned = ref if commit is None else f"{ref.partition('@')[0]}@{commit[1]}"
+    hub, commit = hub_ref(ref), re.search(r"/resolve/([0-9a-f]{40})/", located[0].source.url)
+    pinned = ref if hub is None or commit is None else f"hf:{hub.repo_id}/{hub.file}@{commit[1]}"
     return store.describe(own_id, name), [pinned] if _is_public(pinned) else []
 
 
