@@ -55,6 +55,11 @@ class Catalogue:
         """What somebody who comes now will serve."""
         return self.large if rng.random() < self.large_share else rng.choice(self.small)
 
+    def n_layers(self, peer: Peer) -> int:
+        """Of the model that `peer` serves."""
+        assert peer.record is not None
+        return next(model.n_layers for model in (self.large, *self.small) if model.model_id == peer.record.model_id)
+
     async def serve(self, peer: Peer) -> None:
         """`peer` publishes as a real one does."""
         rng = peer.network.rng

@@ -18,6 +18,7 @@ from tests.simulation.meter import Outcome, Sent, Summary, TrafficMeter, find_pe
 from tests.simulation.network import Network
 from tests.simulation.peers import Crowd, Peer
 from tests.simulation.shortcuts import shortcuts
+from tests.simulation.telling import tell
 
 SETTLING_S = 120.0  # before anything is measured
 MATURE_S = 60.0  # a newcomer is sought only after it has been here this long
@@ -36,7 +37,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What was seen of a swarm that lives."""
+    """What was seen of a swarm that lives. `n_readings`: peers that read who serves their model while it was measured
+    what is sent."""
 
     n_start: int
     n_end: int
@@ -46,6 +48,7 @@ class Life:
     by_record: Summary
     by_peer: Summary
     sent: Sent
+    n_readings: int
     sizes: Sizes
     faults: tuple[str, ...]
 
@@ -61,14 +64,16 @@ def live(
     liars: float = 0.0,
     dead_share: float = 0.05,
     settling_s: float = SETTLING_S,
+    talks: bool = False,
     say: Say = lambda line: None,
 ) -> Life:
     """A settled swarm under churn, of which `liars` lie, each third in another way. `dead_share`: as many as that have
     gone just before the start, so that tables and records begin with what churn leaves behind in them. What is sent is
-    measured for `virtual_s`, then the lookups are made in as long again."""
+    measured for `virtual_s`, then the lookups are made in as long again. `talks`: everything is sent that peers send
+    who serve and are asked nothing: gossip and readings of who serves the same model too, not the table alone."""
     loop = VirtualLoop()
     network = Network(loop, seed, loss=loss)
-    crowd = Crowd(network)
+    crowd = Crowd(network, gossips=talks)
 
     async def main() -> Life:
         catalogue = Catalogue(n_peers)
@@ -78,14 +83,22 @@ def live(
         say("records stored")
         liars_all = corrupt_share(crowd, liars)
         crowd.vanish(crowd.some(len(crowd.living) - n_peers))
-        crowd.on_come = catalogue.serve
+        readers = [tell(peer, catalogue.n_layers(peer), network.rng, is_new=False) for peer in crowd.living if talks]
+
+        async def come(peer: Peer) -> None:
+            await catalogue.serve(peer)
+            if talks:
+                readers.append(tell(peer, catalogue.n_layers(peer), network.rng, is_new=True))
+
+        crowd.on_come = come
         churn = Churn(crowd, per_hour=per_hour)
         background = loop.create_task(churn.run())
         await asyncio.sleep(settling_s)
         say("settled")
-        traffic = TrafficMeter(crowd)
+        traffic, began = TrafficMeter(crowd), loop.time()
         await asyncio.sleep(virtual_s)
         sent = traffic.read()
+        n_readings = sum(reader._read_at >= began for reader in readers)
         say(f"a peer sends {sent.mean:.0f} B/s")
         lookups = await _measure_lookups(crowd, n_lookups, virtual_s, liars_all, say)
         background.cancel()
@@ -98,6 +111,7 @@ def live(
             by_record=Summary.of(lookups[0]),
             by_peer=Summary.of(lookups[1]),
             sent=sent,
+            n_readings=n_readings,
             sizes=sizes(crowd),
             faults=tuple(network.faults[:5]),
         )

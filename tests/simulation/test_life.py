@@ -46,6 +46,15 @@ def test_lookups_succeed_while_a_fifth_of_the_swarm_leaves_in_an_hour() -> None:
     assert seen.sent.mean <= 4000, told
 
 
+def test_all_that_a_peer_at_rest_sends_is_less_than_4_kb_in_a_second() -> None:
+    """The table, connections, gossip, and readings of who serves the same model, as the product makes them."""
+    seen = live(40, SEED + 7, per_hour=0.2, virtual_s=20.0, n_lookups=10, settling_s=30.0, talks=True)
+    told = f"seed {SEED + 7}: {seen}"
+    assert not seen.faults, told
+    assert seen.n_readings > 0, f"nobody read, so this proves too little: {told}"
+    assert seen.sent.mean <= 4000, told
+
+
 def test_lookups_succeed_while_a_fifth_lies() -> None:
     seen = live(120, SEED + 1, virtual_s=12.0, n_lookups=100, settling_s=2.0, liars=0.2)
     told = f"seed {SEED + 1}: {seen}"
@@ -158,3 +167,4 @@ def test_a_model_whose_middle_vanished_is_whole_again_within_a_minute() -> None:
     assert seen.covered_s is not None and seen.covered_s < 60, told
     assert seen.seen_s is not None and seen.seen_s < 120, told
     assert seen.n_moves_twice == 0, told
+    assert max(seen.sent_before.mean, seen.sent_by_holders.mean) <= 4000, told
