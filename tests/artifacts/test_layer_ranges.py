@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stage.real_sizes import REAL_SIZES
 
-from meshswarm.artifacts.gguf import parse_header
+from meshswarm.artifacts.gguf import parse_header, read_header
 from meshswarm.artifacts.layer_ranges import MAX_RUNS, LayerRanges, Run
 
 
@@ -65,3 +68,12 @@ def test_every_tensor_lies_in_a_run_of_its_layer(gguf_recipe: type) -> None:
 def test_impossible_places_are_refused(n_layers: int, runs: list[Run], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         LayerRanges(n_layers, (tuple(runs),))
+
+
+@pytest.mark.parametrize("name", REAL_SIZES)
+def test_models_of_the_size_people_aim_at_take_little(name: str, tmp_path: Path) -> None:
+    header = read_header(REAL_SIZES[name].write(tmp_path / "large.gguf"))
+    layers = LayerRanges.of(header)
+    assert sum(layers.layer_bytes) < header.file_length
+    assert sum(map(len, layers.fields())) < 4096
+    assert LayerRanges.parse(layers.n_layers, layers.fields()) == layers
