@@ -199,7 +199,7 @@ class WebServer:
         size = CHUNK_BYTES if quirk.bytes_s is None else max(1, min(CHUNK_BYTES, quirk.bytes_s // 20))
         for at in range(0, limit, size):
             piece = data[at : min(at + size, limit)]
-            request.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if quirk.is_chunked else piece)
+            request.wfile.write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if quirk.is_chunked else piece)
             seen.n_sent.append(len(piece))
             if quirk.bytes_s is not None:
                 time.sleep(len(piece) / quirk.bytes_s)
