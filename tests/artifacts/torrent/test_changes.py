@@ -83,6 +83,25 @@ async def test_a_change_just_before_it_is_served_is_caught_by_the_hash(
     assert served.failure is not None
 
 
+async def test_a_seeded_file_is_never_written_to(shared: Shared, start_session: StartSession, tmp_path: Path) -> None:
+    """Not even to mend it, while another peer has what is wrong in it."""
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(shared.data)
+    bend(copy, 3 * PIECE)
+    honest, seeder, leecher = [await start_session() for _ in range(3)]
+    right = await honest.seed(shared.content, shared.path, shared.layer)
+    served = await seeder.seed(shared.content, copy, shared.layer)
+    served._suspect = lambda: None  # type: ignore[method-assign] # libtorrent is left alone with what it found
+    stamp = FileStamp.of(copy)
+    served.connect(LOOPBACK, honest.port)
+    torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    torrent.connect(LOOPBACK, seeder.port)
+    with pytest.raises(ArtifactError):
+        await torrent.fetch(range(13), patience_s=1.5)
+    assert FileStamp.of(copy) == stamp and copy.read_bytes() != shared.data
+    assert right.sent_bytes == 0
+
+
 async def test_a_file_touched_but_not_changed_is_seeded_on(
     shared: Shared, start_session: StartSession, tmp_path: Path
 ) -> None:

@@ -206,3 +206,14 @@ async def test_a_session_closed_in_the_middle_goes_on_later(
     await resumed.fetch(range(60))
     assert resumed.path.read_bytes() == big.data
     assert resumed.received_bytes <= big.content.bytes_of(frozenset(range(60)) - torrent.have()) + PIECE
+
+
+async def test_two_processes_do_not_fetch_one_file_at_once(
+    shared: Shared, start_session: StartSession, tmp_path: Path
+) -> None:
+    one, other = await start_session(folder=tmp_path / "notes"), await start_session(folder=tmp_path / "notes")
+    await one.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    with pytest.raises(ArtifactError, match="another process"):
+        await other.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    await one.remove(shared.content)
+    await other.open(shared.content, tmp_path / "model.gguf", shared.layer)

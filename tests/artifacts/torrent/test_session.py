@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.artifacts.torrent.peers import LOOPBACK, PIECE, MakeFile, Shared, StartSession
 from tests.net.eventually import eventually
@@ -203,6 +204,24 @@ async def test_a_port_in_use_is_said_and_a_free_one_is_read_back(start_session: 
     session = await start_session(port=port)
     assert session.port == port
     assert (await start_session()).port not in (0, port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_one_port_at_every_address_of_this_machine(
+    shared: Shared, start_session: StartSession, tmp_path: Path, host: str
+) -> None:
+    """libtorrent by itself takes another free port at each."""
+    if host == "::" and not has_ipv6():
+        pytest.skip("this machine has no IPv6 on loopback")
+    seeder, leecher = await start_session(host), await start_session()
+    listening = {
+        each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN
+    }
+    assert listening == {seeder.port, leecher.port}
+    await seeder.seed(shared.content, shared.path, shared.layer)
+    torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    torrent.connect(LOOPBACK, seeder.port)
+    await torrent.fetch([0])
 
 
 @pytest.mark.parametrize("options", [{"host": "no address"}, {"port": 65_536}, {"port": -1}, {"secret": b"short"}])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +37,9 @@ ANSWER_S = 8.0
 """A peer that connects and sends no piece for so long is passed over; large pieces may take `SLOW_BYTES_S`."""
 SLOW_BYTES_S = 64 * 1024
 
+_PREFIX = ".alone-"
+_STALE_AFTER_S = 3600.0
+
 OnPiece = Callable[[int, bytes], None]
 
 
@@ -44,6 +49,14 @@ class Answer:
 
     wrong: int | None = None
     reason: str = ""
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a peer that was killed while it asked has left behind. Blocking."""
+    for left_over in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left_over.stat().st_mtime > _STALE_AFTER_S:
+                shutil.rmtree(left_over, ignore_errors=True)
 
 
 @dataclass(slots=True)
@@ -62,11 +75,17 @@ class Alone:
             if self._engine is None:
                 self._engine = await Engine.start(self._settings, lambda event: None)
             await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
-            folder = await asyncio.to_thread(tempfile.TemporaryDirectory, dir=self._folder, prefix=".alone-")
+            folder = await asyncio.to_thread(tempfile.TemporaryDirectory, dir=self._folder, prefix=_PREFIX)
             try:
                 return await self._ask(self._engine, content, layer, question, on_piece, Path(folder.name))
             finally:
                 await asyncio.to_thread(folder.cleanup)
+
+    def apply(self, settings: Settings) -> None:
+        """Settings from now on."""
+        self._settings = {**self._settings, **settings}
+        if self._engine is not None:
+            self._engine.apply(settings)
 
     async def close(self) -> None:
         if self._engine is not None:

@@ -54,6 +54,7 @@ class Attachment:
     layer: bytes | None
     plan: PiecePlan
     sink: Callable[[Event], None]
+    is_seed: bool
     _handle: Handle | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _paused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,6 +75,7 @@ class Attachment:
             self.layer,
             frozenset(self.plan.on_disk),
             tls,
+            is_seed=self.is_seed,
             may_use_mainline=self.around.may_use_mainline,
         )
         self._ready.clear()

@@ -29,12 +29,14 @@ def torrent_params(
     have: Collection[int],
     tls: TlsIdentity | None,
     *,
+    is_seed: bool = False,
     may_use_mainline: bool = False,
 ) -> lt.add_torrent_params:
     """A torrent of which nothing is wanted yet. Blocking for large layers. Raises ArtifactError.
 
     `layer`: checked against the root; None leaves it to peers to prove each piece. With all pieces in `have` the file
-    is served at once, each piece hashed before it is served first.
+    is served at once, each piece hashed before it is served first. `is_seed`: never write to the file, whatever is
+    found wrong with it.
     """
     if content.layer_bytes > MAX_LAYER_BYTES:
         raise ArtifactError(f"a file of {content.length} bytes is too large to be shared as a torrent")
@@ -51,11 +53,14 @@ def torrent_params(
     params.renamed_files = {0: str(path)}
     params.storage_mode = lt.storage_mode_t.storage_mode_sparse
     params.flags = (params.flags & ~_UNUSED) | (0 if may_use_mainline else _ALONE)
+    if len(have) < content.n_pieces:
+        params.piece_priorities = [0] * content.n_pieces
+    if is_seed:
+        params.flags |= lt.torrent_flags.upload_mode
     if len(have) == content.n_pieces:
         params.flags |= lt.torrent_flags.seed_mode
     else:
         params.have_pieces = [index in have for index in range(content.n_pieces)]
-        params.piece_priorities = [0] * content.n_pieces
         params.flags |= lt.torrent_flags.no_verify_files
     if tls is not None:
         params.root_certificate = tls.root

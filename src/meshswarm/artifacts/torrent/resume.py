@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgpack
 
@@ -18,6 +18,7 @@ from meshswarm.artifacts.files import FileStamp, write_whole
 from meshswarm.artifacts.merkle import check_piece_layer
 from meshswarm.artifacts.torrent.checking import good_pieces, pieces_with_data, write_out
 from meshswarm.artifacts.torrent.content import Content
+from meshswarm.config import lock_file
 from meshswarm.errors import ArtifactError
 
 _VERSION = 1
@@ -91,6 +92,24 @@ class Notes:
         path = self._path(content, "layer")
         if layer and not path.exists():
             write_whole(path, layer)
+
+    def lock(self, content: Content) -> IO[str]:
+        """Keep other processes from fetching this content into the same home; until it is closed.
+
+        Raises ArtifactError when another does.
+        """
+        path = self._path(content, "lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a")
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be written: {error.strerror or error}") from error
+        try:
+            lock_file(file)
+        except OSError:
+            file.close()
+            raise ArtifactError("another process of this home fetches this file now; wait until it is done") from None
+        return file
 
     def forget(self, content: Content) -> None:
         for kind in ("note", "layer"):

@@ -11,18 +11,25 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from meshswarm.artifacts.files import FileStamp
 from meshswarm.artifacts.merkle import check_piece_layer
 from meshswarm.artifacts.torrent.alerts import Event, ListenFailed
-from meshswarm.artifacts.torrent.alone import Alone
+from meshswarm.artifacts.torrent.alone import Alone, sweep
 from meshswarm.artifacts.torrent.attachment import Say, Surroundings
 from meshswarm.artifacts.torrent.blame import hosts_to_refuse
 from meshswarm.artifacts.torrent.certificates import tls_identity
 from meshswarm.artifacts.torrent.content import ByteRange, Content
 from meshswarm.artifacts.torrent.engine import Engine
 from meshswarm.artifacts.torrent.resume import Notes
-from meshswarm.artifacts.torrent.settings import listen_interface, rate_limits, session_settings
+from meshswarm.artifacts.torrent.settings import (
+    free_port,
+    is_unspecified,
+    listen_interface,
+    rate_limits,
+    session_settings,
+)
 from meshswarm.artifacts.torrent.torrent import Torrent
 from meshswarm.errors import ArtifactError, ConfigError
 from meshswarm.tasks import Tasks
@@ -31,6 +38,7 @@ LOOK_EVERY_S = 1.0
 FETCHING_TICK_S = 0.5
 SAVE_EVERY_S = 10.0
 _LISTEN_TIMEOUT_S = 5.0
+_PORT_TRIES = 8
 
 
 class TorrentSession:
@@ -67,6 +75,15 @@ class TorrentSession:
         of what is here. `say` is told what a person should know.
         Raises ConfigError when the address cannot be used, or a private swarm should use the mainline DHT.
         """
+        if not port and is_unspecified(host):
+            return await cls._start_on_one_port(
+                host,
+                secret=secret,
+                folder=folder,
+                may_use_mainline=may_use_mainline,
+                peer_limit=peer_limit,
+                say=say,
+            )
         if secret is not None and may_use_mainline:
             raise ConfigError("a private swarm does not use the mainline DHT: it would show who its members are")
         tls = None if secret is None else await asyncio.to_thread(tls_identity, secret)
@@ -103,15 +120,30 @@ class TorrentSession:
             blame_changed=blame_changed,
         )
         session = cls(engine, bound, around, tls is not None)
+        await asyncio.to_thread(sweep, folder)
         session._runner = asyncio.create_task(session._run())
         await session._is_running.wait()
         return session
+
+    @classmethod
+    async def _start_on_one_port(cls, host: str, **options: Any) -> TorrentSession:
+        """Any port, but the same at each of this machine's addresses: libtorrent would take another at each."""
+        for is_last in (False,) * _PORT_TRIES + (True,):
+            try:
+                return await cls.start(host, port=await asyncio.to_thread(free_port), **options)
+            except ConfigError:
+                if is_last:
+                    raise
+        raise AssertionError("the last try raises")
 
     async def close(self) -> None:
         """Notes what is here and ends the session; half a second, without holding up the loop."""
         if self._is_closed:
             return
         self._is_closed = True
+        for opening in list(self._opening.values()):
+            async with opening:
+                pass
         async with asyncio.TaskGroup() as group:
             for content in [torrent.content for torrent in self._torrents.values()]:
                 group.create_task(self._remove(content, "the torrent session was closed"))
@@ -124,7 +156,9 @@ class TorrentSession:
 
     def limit(self, down_bytes_s: int, up_bytes_s: int) -> None:
         """The most all torrents together may take and give, bytes a second; 0: no limit. At once."""
-        self._engine.apply(rate_limits(down_bytes_s, up_bytes_s))
+        limits = rate_limits(down_bytes_s, up_bytes_s)
+        self._engine.apply(limits)
+        self._around.alone.apply(limits)
 
     def torrents(self) -> list[Torrent]:
         return list(self._torrents.values())
@@ -168,8 +202,13 @@ class TorrentSession:
         claimed = content.pieces_within(have)
 
         async def make() -> Torrent:
-            layer, present = await asyncio.to_thread(self._look, content, path, piece_layer, claimed)
-            return Torrent(self._around, content, path, layer, present, is_seed=False)
+            lock = await asyncio.to_thread(self._around.notes.lock, content)
+            try:
+                layer, present = await asyncio.to_thread(self._look, content, path, piece_layer, claimed)
+            except BaseException:
+                lock.close()
+                raise
+            return Torrent(self._around, content, path, layer, present, is_seed=False, lock=lock)
 
         return await self._join(content, make)
 
@@ -208,6 +247,7 @@ class TorrentSession:
                 await torrent.start()
             except BaseException:
                 del self._torrents[content.root]
+                torrent.let_go()
                 raise
             assert self._tasks is not None
             self._runs[content.root] = self._tasks.create_task(torrent.run())
@@ -282,9 +322,9 @@ async def _bound_port(engine: Engine, refusals: list[ListenFailed], *, is_privat
     deadline = asyncio.get_running_loop().time() + _LISTEN_TIMEOUT_S
     while asyncio.get_running_loop().time() < deadline:
         plain, tls = await engine.ports()
-        if port := tls if is_private else plain:
-            return port
         if refusals:
             break
+        if port := tls if is_private else plain:
+            return port
         await asyncio.sleep(0.02)
     return None

@@ -7,6 +7,7 @@ exchange, port mapping or name is looked up; the mainline DHT only where the cal
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Any, cast
 
 from meshswarm.artifacts.torrent.alerts import MASK
@@ -19,7 +20,6 @@ _QUIET: Settings = {
     "enable_lsd": False,
     "enable_upnp": False,
     "enable_natpmp": False,
-    "enable_ip_notifier": False,
     "dht_bootstrap_nodes": "",
     "webtorrent_stun_server": "",
     "proxy_hostnames": False,
@@ -84,13 +84,27 @@ def session_settings(listen: str, *, may_use_mainline: bool = False, n_connectio
 def listen_interface(host: str, port: int, *, is_private: bool) -> str:
     """Where to listen, in libtorrent's form. Raises ConfigError for what is no address.
 
-    A private swarm's session has a TLS port and no other.
+    A private swarm's session has a TLS port and no other. The unspecified IPv6 address stands for IPv4 as well.
     """
     literal = address_literal(host)
     if not 0 <= port <= 65_535:
         raise ConfigError(f"{port} is no port: ports go from 0 (any free one) to 65535")
-    shown = f"[{literal}]" if ":" in literal else literal
-    return f"{shown}:{port}{'s' if is_private else ''}"
+    suffix = f":{port}{'s' if is_private else ''}"
+    if literal == "::":
+        return f"0.0.0.0{suffix},[::]{suffix}"
+    return (f"[{literal}]" if ":" in literal else literal) + suffix
+
+
+def is_unspecified(host: str) -> bool:
+    """True for an address that stands for all of this machine's."""
+    return ipaddress.ip_address(address_literal(host)).is_unspecified
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, for TCP."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def address_literal(host: str) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from meshswarm.artifacts.files import FileStamp
 from meshswarm.artifacts.torrent import alerts
@@ -62,6 +63,7 @@ class Torrent:
         on_disk: Iterable[int],
         *,
         is_seed: bool,
+        lock: IO[str] | None = None,
     ) -> None:
         self.content = content
         self.path = path
@@ -69,9 +71,10 @@ class Torrent:
         self._around = around
         self._layer = layer
         self._is_seed = is_seed
+        self._lock = lock
         self._plan = PiecePlan(content.n_pieces, on_disk)
         self._blame = Blame()
-        self._attachment = Attachment(around, content, path, layer, self._plan, self._heard)
+        self._attachment = Attachment(around, content, path, layer, self._plan, self._heard, is_seed)
         self._watch = FileWatch(is_settled=is_seed)
         self._status = alerts.Status(0, 0, 0, 0, 0, 0, False, None)
         self._lifecycle = asyncio.Lock()
@@ -83,6 +86,7 @@ class Torrent:
         self._rejoined_at = float("-inf")
         self._fault: ArtifactError | None = None
         self._n_faults = 0
+        self._n_looks = 0
         self._n_moves = 0  # pieces that came, and failed: counts on whenever something happens
         self._received_alone = 0
         self._is_saved = True
@@ -172,8 +176,17 @@ class Torrent:
     async def recheck(self) -> None:
         """Hash all that should be here. Raises ArtifactError when a file that is seeded has changed."""
         self._check()
-        async with self._lifecycle:
-            await self._look_again()
+        n_looks = self._n_looks
+        news = asyncio.Event()
+        self._waiters.add(news)
+        try:
+            self._suspect()
+            while self._n_looks == n_looks:
+                self._check()
+                news.clear()
+                await news.wait()
+        finally:
+            self._waiters.discard(news)
         self._check()
 
     # -- what the session does
@@ -194,6 +207,12 @@ class Torrent:
         async with self._lifecycle:
             await self._leave()
         await self.save()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Other processes may fetch the content from now on."""
+        if self._lock is not None:
+            self._lock.close()
 
     def fail(self, error: ArtifactError) -> None:
         self.failure = self.failure or error
@@ -377,9 +396,13 @@ class Torrent:
         else:
             words = f"{self.path} cannot be written or read: {reason}. Mend that"
             self._is_suspect = True
-        self._fault = ArtifactError(f"{words} and fetch again: what has come is kept")
-        self._n_faults += 1
+        self._failed_for_now(ArtifactError(f"{words} and fetch again: what has come is kept"))
         self._work.set()
+
+    def _failed_for_now(self, error: ArtifactError) -> None:
+        """Whoever waits now hears of it; the next fetch tries again."""
+        self._fault = error
+        self._n_faults += 1
         self._wake()
 
     def _suspect(self) -> None:
@@ -403,14 +426,22 @@ class Torrent:
                     await self._work.wait()
             self._work.clear()
             async with self._lifecycle:
-                if self.failure is not None:
-                    await self._leave()
-                elif self._is_suspect:
-                    await self._look_again()
-                elif self._plan.is_broken:
-                    await self._repair()
-                elif self._must_rejoin and time.monotonic() - self._rejoined_at >= _REJOIN_EVERY_S:
-                    await self._rejoin()
+                try:
+                    await self._mend()
+                except ArtifactError as error:
+                    self._failed_for_now(error)
+
+    async def _mend(self) -> None:
+        if self.failure is not None:
+            await self._leave()
+        elif self._is_suspect:
+            await self._look_again()
+            self._n_looks += 1
+            self._wake()
+        elif self._plan.is_broken:
+            await self._repair()
+        elif self._must_rejoin and time.monotonic() - self._rejoined_at >= _REJOIN_EVERY_S:
+            await self._rejoin()
 
     async def _leave(self) -> None:
         """Out of the session; what is not surely on the disk is looked at."""
