@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.artifacts.sources.conftest import cdn, hub  # noqa: F401
 from tests.artifacts.sources.web_server import HubServer
+from tests.artifacts.split_writing import split_model
 from typer.testing import CliRunner
 
 from meshswarm.artifacts.manifests import ManifestChangedError, Manifests, SourceChangedError
@@ -137,6 +138,24 @@ def test_a_file_on_the_hub_is_read_once_and_not_kept(home: Home, hub: HubServer,
     assert sum(path.stat().st_size for path in home.root.rglob("*") if path.is_file()) < len(data)
     elsewhere = Store(home.root / "elsewhere")
     assert elsewhere.import_file(tiny_file).model_id == own_id, "the same model as its file"
+
+
+def test_a_model_of_several_files_is_one_wherever_it_is_published_from(
+    home: Home,
+    hub: HubServer,  # noqa: F811
+    tiny_file: Path,
+    tmp_path: Path,
+) -> None:
+    parts = split_model(tiny_file, tmp_path / "parts", 3)
+    hub.put_repo("owner/repo", {path.name: path.read_bytes() for path in parts})
+    streamed = published(home, f"hf:owner/repo/{parts[1].name}")
+    assert streamed["files"] == 3 and streamed["sources"][0].partition("@")[0].endswith(parts[0].name)
+    elsewhere = Home(tmp_path / "elsewhere")
+    here = published(elsewhere, str(parts[2]))
+    assert here["model_id"] == streamed["model_id"]
+    manifests = [Manifests(each.root).by_id(parse_model_id(here["model_id"])) for each in (home, elsewhere)]
+    first, second = [signed.manifest for signed in manifests if signed is not None]
+    assert first.layers == second.layers and len(first.layers.files) == 3 and first.files == second.files
 
 
 def test_a_file_that_was_replaced_on_the_hub_is_said(
