@@ -23,7 +23,7 @@ from meshswarm.errors import ArtifactError, OutOfMemoryError
 from meshswarm.identity import Identity
 from meshswarm.routing.demand import Fit, Offer
 from meshswarm.routing.gossip.told import Told
-from meshswarm.serving import ServingSettings, auto, reach
+from meshswarm.serving import ServingSettings, auto, offers, reach
 from meshswarm.serving.auto import AutoChoice
 from meshswarm.serving.hearsay import SILENCE
 from meshswarm.serving.offers import MAX_LOOKED_AT, worth_looking_at
@@ -84,17 +84,23 @@ def swarm(tmp_path: Path) -> Swarm:
 
 
 @pytest.fixture
+def nothing_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no model lay among the downloads of earlier tests."""
+    monkeypatch.setattr(offers, "is_fetched", lambda ref: False)
+
+
+@pytest.fixture
 def own_model(swarm: Swarm, gguf_recipe: type, tmp_path: Path) -> ModelCard:
     """A tiny model on this peer's disk that the catalogue does not know."""
     path: Path = gguf_recipe(n_layers=4).write(tmp_path / "own.gguf", seed=1)
     return ModelCard.of(swarm.around.store.import_file(path))
 
 
-async def test_alone_with_an_empty_folder_it_takes_the_catalogues(swarm: Swarm) -> None:
+async def test_alone_with_an_empty_folder_it_takes_the_catalogues(swarm: Swarm, smollm2: Path) -> None:
     chosen = await swarm.chosen()
     assert chosen.model == ENTRY.ref and not chosen.is_auto
     assert chosen.because == "nobody serves a model that this peer could join, and it is the best that fits whole"
-    assert swarm.said == [f"Fetching {ENTRY.name}, 98 MB, from {ENTRY.ref}: {chosen.because}."]
+    assert swarm.said == [], "it lies among the downloads already"
 
 
 async def test_alone_the_verified_one_is_taken_before_a_small_one_of_its_own(
@@ -198,7 +204,7 @@ class Library:
 
 
 async def test_a_model_of_the_catalogue_that_peers_serve_comes_from_them(
-    swarm: Swarm, smollm2: Path, tmp_path: Path
+    swarm: Swarm, smollm2: Path, tmp_path: Path, nothing_fetched: None
 ) -> None:
     card = ModelCard.of(Store(tmp_path / "elsewhere").import_file(smollm2))
     swarm.serves(card, Span(0, 15))
@@ -207,7 +213,7 @@ async def test_a_model_of_the_catalogue_that_peers_serve_comes_from_them(
     assert swarm.said[0].startswith(f"Fetching {ENTRY.name}, up to ") and "from the peers" in swarm.said[0]
 
 
-async def test_or_else_from_its_source(swarm: Swarm, smollm2: Path, tmp_path: Path) -> None:
+async def test_or_else_from_its_source(swarm: Swarm, smollm2: Path, tmp_path: Path, nothing_fetched: None) -> None:
     card = ModelCard.of(Store(tmp_path / "elsewhere").import_file(smollm2))
     swarm.serves(card, Span(0, 15))
     swarm.around.library = Library(swarm.around.store)
@@ -267,7 +273,7 @@ async def test_where_loading_fails_the_next_is_served_and_where_none_is_left_the
 
 
 async def test_no_room_on_the_disk_passes_over_what_would_be_fetched(
-    swarm: Swarm, own_model: ModelCard, monkeypatch: pytest.MonkeyPatch
+    swarm: Swarm, own_model: ModelCard, nothing_fetched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reach, "KEEP_FREE_BYTES", 1 << 60)
     assert swarm.around.store.obtain((await swarm.chosen()).model).model_id == own_model.model_id

@@ -19,6 +19,7 @@ from meshswarm.routing.demand import Fit, Offer
 from meshswarm.routing.view import ENOUGH_HOLDERS, View
 from meshswarm.serving.hearsay import Hearsay
 from meshswarm.serving.layers import memory_model
+from meshswarm.serving.reach import is_fetched
 from meshswarm.serving.settings import ServingSettings, Surroundings
 from meshswarm.stage.families.cuts import LegalCuts
 from meshswarm.stage.sizes.memory import PROCESS_BYTES, MemoryModel
@@ -130,7 +131,7 @@ def _listed(around: Surroundings, entry: CatalogueEntry, limits: Limits, seen: M
         is_verified=entry.is_verified,
         fit=Fit.WHOLE if memory_bytes <= most(limits) else Fit.PART,
         view=view,
-        to_fetch=entry.n_bytes,
+        to_fetch=0 if is_fetched(entry.ref) else entry.n_bytes,
         warning=entry.warning,
     )
     if entry.model_id is None or not whole.is_served or around.library is None:

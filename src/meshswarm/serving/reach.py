@@ -12,6 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
+from meshswarm.artifacts import sources
 from meshswarm.artifacts.sources.faults import DeniedError, MissingError
 from meshswarm.artifacts.sources.http_source import HttpSource
 from meshswarm.artifacts.sources.hub_ref import HubRef
@@ -26,6 +27,15 @@ KEEP_FREE_BYTES = 2 << 30
 PROBE_S = 3.0
 HUB = "https://huggingface.co"
 _TRUE = {"1", "on", "yes", "true"}
+
+
+def is_fetched(ref: str) -> bool:
+    """Whether all files of a source lie among this user's downloads already. Blocks for a moment."""
+    folder = sources.artifact_folder()
+    if ref.startswith("hf:"):
+        return all(target.is_file() for target in HubRef.parse(ref).targets(folder))
+    pinned = sources.pypi_model(ref)
+    return pinned is not None and (folder / pinned.file_name).is_file()
 
 
 class Reach:
