@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.container import ValueType
+from meshswarm.artifacts.container import TENSOR_TYPES, ValueType
 from meshswarm.artifacts.gguf import parse_header, read_header
 from meshswarm.artifacts.hyperparameters import Hyperparameters, check_hyperparameters
 from meshswarm.errors import ArtifactError
@@ -80,6 +81,11 @@ def test_a_tiny_model(gguf_recipe: Any) -> None:
         ("llama.some.future_floats", (ARRAY, F32, [0.0, NAN]), "is nan, not a sane number"),
         ("llama.some.future_number", (U32, (1 << 32) - 1), "outside the range of 32-bit"),
         ("llama.some.future_numbers", (ARRAY, U64, [1, 1 << 40]), "outside the range of 32-bit"),
+        ("llama.attention.head_count", (U32, 0), "is 0, and there are tensors of attention"),
+        ("llama.rope.dimension_count", (U32, 0), "is 0, and there are tensors of attention"),
+        ("llama.rope.dimension_sections", (ARRAY, I32, [16, 16, 1, 0]), "has 33 in all, more than 32 rotary numbers"),
+        ("llama.expert_gating_func", (U32, 0), "is 0, outside 1 to 4"),
+        ("llama.expert_gating_func", (U32, 7), "is 7, outside 1 to 4"),
         ("llama.expert_count", (U32, 1025), "is 1025, outside 0 to 1024"),
         ("llama.expert_used_count", (U32, 2), "is 2, which does not fit 0 experts"),
         ("llama.expert_group_count", (U32, 3), "is 3, which does not fit 0 experts"),
@@ -208,8 +214,58 @@ def test_sizes_per_layer_may_be_arrays(gguf_recipe: Any) -> None:
     recipe = gguf_recipe()
     recipe.entries["llama.attention.head_count"] = (ARRAY, U32, [2, 2, 0, 2])
     recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 2, 0, 1])
-    recipe.entries["llama.attention.value_length"] = (U32, 16)
     parse(recipe)
+    recipe.entries["llama.attention.head_count_kv"] = (ARRAY, I32, [1, 1, 0, 1])
+    recipe.entries["llama.attention.value_length"] = (U32, 32)
+    parse(recipe)
+    recipe.entries["llama.attention.value_length"] = (U32, 16)
+    with pytest.raises(
+        ArtifactError, match=r"value_length is 16, which does not fit blk\.0\.attn_v\.weight \(64, 32\)"
+    ):
+        parse(recipe)
+
+
+LATENT = {"kv_lora_rank": 48, "key_length": 64, "value_length": 48, "key_length_mla": 24, "value_length_mla": 16}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("key_length", 63, "is not 64, as a latent row of 48 and 16 rotary numbers need"),
+        ("value_length", 64, "is not 48, as a latent row"),
+        ("key_length_mla", 16, "is 16, which leaves nothing beside 16 rotary numbers"),
+        ("head_count_kv", 2, "is not 1, as latent attention needs"),
+    ],
+)
+def test_what_is_kept_of_latent_attention_fits(gguf_recipe: Any, key: str, value: int, problem: str) -> None:
+    recipe = gguf_recipe()
+    recipe.tensors = [tensor for tensor in recipe.tensors if "attn_v" not in tensor[0]]
+    recipe.entries["llama.rope.dimension_count"] = (U32, 16)
+    recipe.entries |= {f"llama.attention.{name}": (U32, size) for name, size in LATENT.items()}
+    parse(recipe)
+    recipe.entries[f"llama.attention.{key}"] = (U32, value)
+    with pytest.raises(ArtifactError, match=rf"llama\.attention\.{key} {problem}"):
+        parse(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "code", "problem"),
+    [
+        ("output_norm.weight", (64,), 1, "is a vector stored as F16"),
+        ("output_norm.weight", (64,), 20, "is a vector stored as IQ4_NL"),
+        ("output_norm.weight", (64,), 26, "is stored as I32, which no weights are"),
+        ("blk.0.attn_q.weight", (64, 64), 26, "is stored as I32, which no weights are"),
+        ("token_embd.weight", (64, 32), 26, "is stored as I32, which no weights are"),
+    ],
+)
+def test_encodings_that_llama_cpp_cannot_compute_with_are_refused(
+    gguf_recipe: Any, name: str, dims: tuple[int, ...], code: int, problem: str
+) -> None:
+    """They load, and end the process at the first token."""
+    header = parse(gguf_recipe())
+    tensor = header.tensors[name]._replace(dims=dims, type=TENSOR_TYPES[code])
+    with pytest.raises(ArtifactError, match=f"tensor {name} {problem}"):
+        check_hyperparameters(replace(header, tensors={**header.tensors, name: tensor}))
 
 
 def test_heads_of_recurrent_layers_share_evenly(gguf_recipe: Any) -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from meshswarm.artifacts.container import FLOAT_TYPES, INTEGER_TYPES, GgufHeader, ValueType
+from meshswarm.artifacts.container import F32, FLOAT_TYPES, I32, INTEGER_TYPES, GgufHeader, ValueType
 from meshswarm.artifacts.split import COUNT_KEY, says_it_is_a_part
 from meshswarm.span import MAX_LAYERS
 
@@ -31,6 +31,8 @@ MAX_MAGNITUDE = 1e15
 MAX_KERNEL = 64
 MAX_STREAMS = 16
 TOKENS_KEY = "tokenizer.ggml.tokens"
+_INTEGER_TABLE = ".ffn_gate_tid2eid.weight"
+"""Which experts a token goes to in layers that choose them by a table."""
 _RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "attention.indexer.head_count": (1, MAX_HEADS),
@@ -46,7 +48,7 @@ _RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "attention.temperature_length": (0, MAX_CONTEXT),
         "attention.value_length_mla": (1, MAX_HEAD_SIZE),
         "attention.value_length_swa": (1, MAX_HEAD_SIZE),
-        "expert_gating_func": (0, 16),
+        "expert_gating_func": (1, 4),
         "expert_shared_count": (0, MAX_EXPERTS),
         "expert_shared_feed_forward_length": (0, MAX_FEED_FORWARD),
         "full_attention_interval": (1, MAX_LAYERS),
@@ -103,6 +105,7 @@ def check_hyperparameters(header: GgufHeader) -> Hyperparameters:
     _check_state_space(numbers)
     _check_all_numbers(header, architecture)
     _check_layer_names(header, n_layers, n_blocks)
+    _check_encodings(header)
     n_vocab = _vocabulary_size(header, numbers)
     _check_embedding(header, n_embd, n_vocab)
     return Hyperparameters(architecture, n_layers, n_embd, n_vocab, n_ctx_train, "output.weight" not in header.tensors)
@@ -185,10 +188,18 @@ def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> None:
     heads = numbers.per_layer("attention.head_count", n_layers, 0, MAX_HEADS)
     kv_heads = numbers.per_layer("attention.head_count_kv", n_layers, 0, MAX_HEADS) or heads
     key_size = numbers.optional("attention.key_length", 1, MAX_HEAD_SIZE)
-    numbers.optional("attention.value_length", 1, MAX_HEAD_SIZE)
+    value_size = numbers.optional("attention.value_length", 1, MAX_HEAD_SIZE)
     rotary = numbers.optional("rope.dimension_count", 0, MAX_HEAD_SIZE)
     if heads is None or kv_heads is None:
         return
+    has_attention = any(re.fullmatch(r"blk\.\d+\.attn_(q|qkv|q_b)\.weight", name) for name in numbers.header.tensors)
+    if has_attention and not any(heads):
+        raise numbers.header.fault(numbers.key("attention.head_count"), "is 0, and there are tensors of attention")
+    if has_attention and rotary == 0:
+        raise numbers.header.fault(numbers.key("rope.dimension_count"), "is 0, and there are tensors of attention")
+    _check_latent_attention(numbers, kv_heads, rotary)
+    if value_size is not None and numbers.optional("attention.value_length_swa", 1, MAX_HEAD_SIZE) is None:
+        _check_values(numbers, kv_heads, value_size)
     for n_heads, n_kv in zip(heads, kv_heads, strict=True):
         if n_heads == 0:
             continue
@@ -205,6 +216,38 @@ def _check_attention(numbers: _Numbers, n_layers: int, n_embd: int) -> None:
             raise numbers.header.fault(
                 numbers.key("rope.dimension_count"), f"is {rotary}: it must be even and at most {head_size}"
             )
+
+
+def _check_values(numbers: _Numbers, kv_heads: tuple[int, ...], value_size: int) -> None:
+    """The values of each layer have the size that is said of them: some architectures take it on trust."""
+    for layer, n_kv in enumerate(kv_heads):
+        tensor = numbers.header.tensors.get(f"blk.{layer}.attn_v.weight")
+        if n_kv and tensor is not None and (len(tensor.dims) != 2 or tensor.dims[1] != n_kv * value_size):
+            raise numbers.header.fault(
+                numbers.key("attention.value_length"),
+                f"is {value_size}, which does not fit {tensor.name} {tensor.dims}",
+            )
+
+
+def _check_latent_attention(numbers: _Numbers, kv_heads: tuple[int, ...], rotary: int | None) -> None:
+    """What is kept of a position is the latent row and the rotary part: llama.cpp asserts it while it computes."""
+    key_size = numbers.optional("attention.key_length_mla", 1, MAX_HEAD_SIZE)
+    rank = numbers.optional("attention.kv_lora_rank", 1, MAX_EMBEDDING)
+    if key_size is None or rank is None or rotary is None:
+        return
+    expected = {"attention.key_length": rank + rotary, "attention.value_length": rank}
+    for name, size in expected.items():
+        if numbers.optional(name, 1, MAX_HEAD_SIZE) not in (None, size):
+            raise numbers.header.fault(
+                numbers.key(name), f"is not {size}, as a latent row of {rank} and {rotary} rotary numbers need"
+            )
+    if key_size <= rotary:
+        raise numbers.header.fault(
+            numbers.key("attention.key_length_mla"),
+            f"is {key_size}, which leaves nothing beside {rotary} rotary numbers",
+        )
+    if set(kv_heads) != {1}:
+        raise numbers.header.fault(numbers.key("attention.head_count_kv"), "is not 1, as latent attention needs")
 
 
 def _check_experts(numbers: _Numbers, n_blocks: int) -> None:
@@ -239,6 +282,13 @@ def _check_ranges(numbers: _Numbers, n_layers: int) -> None:
         values = numbers.header.numbers(key)
         if values is not None and (not len(values) or values.min() < 0 or values.max() > MAX_HEAD_SIZE):
             raise numbers.header.fault(key, f"is not an array of numbers from 0 to {MAX_HEAD_SIZE}")
+    sections = numbers.header.numbers(numbers.key("rope.dimension_sections"))
+    rotary = numbers.optional("rope.dimension_count", 0, MAX_HEAD_SIZE)
+    if sections is not None and rotary is not None and int(sections.sum()) > rotary:
+        raise numbers.header.fault(
+            numbers.key("rope.dimension_sections"),
+            f"has {int(sections.sum())} in all, more than {rotary} rotary numbers",
+        )
 
 
 def _check_state_space(numbers: _Numbers) -> None:
@@ -283,6 +333,16 @@ def _check_layer_names(header: GgufHeader, n_layers: int, n_blocks: int) -> None
             seen.add(int(match[1]))
     if len(seen) != n_layers:
         raise header.fault("the tensor table", f"has tensors for {len(seen)} of the {n_layers} layers")
+
+
+def _check_encodings(header: GgufHeader) -> None:
+    """Vectors are float32 and tables of integers are where they belong: elsewhere llama.cpp computes with them until an
+    assertion ends the process, or reads what is none of theirs."""
+    for name, tensor in header.tensors.items():
+        if tensor.type is I32 and not name.endswith(_INTEGER_TABLE):
+            raise header.fault(f"tensor {name}", "is stored as I32, which no weights are")
+        if len(tensor.dims) == 1 and tensor.type is not F32:
+            raise header.fault(f"tensor {name}", f"is a vector stored as {tensor.type.name}; vectors are F32")
 
 
 def _vocabulary_size(header: GgufHeader, numbers: _Numbers) -> int:

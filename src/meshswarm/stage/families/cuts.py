@@ -156,7 +156,7 @@ def _refusal(header: GgufHeader, shape: Hyperparameters, proofs: Proofs) -> str 
     if proofs.found is not None and proofs.is_refuted:
         return (
             f"this model is served whole (layers 0:{shape.n_layers}) on this machine, because `meshswarm models "
-            f"verify` found with llama-cpp-python {proofs.build} that {proofs.found.refusal}"
+            f"prove` found with llama-cpp-python {proofs.build} that {proofs.found.refusal}"
         )
     if not proofs.cover_table and proofs.found is None:
         builds = ", ".join(sorted(PROVED_BUILDS))
