@@ -24,6 +24,7 @@ from meshswarm.fetching.exchange import (
     Pieces,
     pack_pieces,
 )
+from meshswarm.fetching.scout import believable
 from meshswarm.fetching.sharing import SharingSettings
 from meshswarm.identity import PeerId
 
@@ -120,6 +121,13 @@ async def test_a_file_that_changed_under_one_holder_spoils_nothing(
     await other.sharing.library.known(info.name)
     await other.sharing.fetcher.fetch(await other.wants(info))
     assert file_root(other.store.path(info.model_id)) == file_root(model_file)
+
+
+def test_a_stranger_on_the_internet_aims_nobody_at_a_local_network() -> None:
+    inside = [Address(host, 4811) for host in ("127.0.0.1", "10.0.0.9", "192.168.1.1", "169.254.1.1", "fe80::1", "::1")]
+    outside = [Address("198.51.100.7", 4811), Address("2001:db8::7", 4811)]
+    assert believable(Address("203.0.113.5", 4810), [*inside, *outside]) == outside
+    assert believable(Address("192.168.1.2", 4810), [*inside, *outside]) == [*inside, *outside]
 
 
 def poison(path: Path) -> None:

@@ -169,14 +169,17 @@ class Scout:
         self._learn(peer, connection, said)
 
     def _learn(self, peer: PeerId, connection: Connection, said: Pieces) -> None:
-        """A holder is where its connection comes from, at the port it names; of others it may tell what it likes, but
-        not aim this peer at its own network."""
+        """A holder is where its connection comes from, at the port it names."""
         here = connection.remote_address
         if said.torrent_port:
             self._where[peer] = Address(here.host, said.torrent_port)
-        for other in said.others:
-            if is_local(here) or not is_local(other):
-                self._others.setdefault(other)
+        for other in believable(here, said.others):
+            self._others.setdefault(other)
+
+
+def believable(teller: Address, others: Sequence[Address]) -> list[Address]:
+    """The addresses of others that a holder at `teller` may name: it must not aim this peer at its own network."""
+    return [other for other in others if is_local(teller) or not is_local(other)]
 
 
 async def _answers_tcp(address: Address) -> bool:
