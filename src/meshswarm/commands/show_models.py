@@ -58,7 +58,8 @@ def _piece_words(pieces: list[int]) -> str:
 def show_removed(removed: dict[str, Any]) -> None:
     print(f"{removed['name']} is removed; {size_words(removed['freed_bytes'])} are free again.")
     for path in removed["kept_files"]:
-        print(f"{path} was imported in place: it stays where it is.")
+        why = "was imported in place" if path not in removed["shared_files"] else "is shared by all peers of this user"
+        print(f"{path} {why}: it stays where it is.")
 
 
 def show_facts(facts: dict[str, Any]) -> None:
