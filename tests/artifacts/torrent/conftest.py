@@ -11,6 +11,7 @@ import pytest
 from tests.artifacts.torrent.peers import LOOPBACK, PIECE, Liar, MakeFile, MakeLiar, Shared, StartSession
 
 from meshswarm.artifacts.merkle import piece_layer
+from meshswarm.artifacts.torrent import session as sessions
 from meshswarm.artifacts.torrent.content import Content, piece_length_of
 from meshswarm.artifacts.torrent.session import TorrentSession
 
@@ -33,6 +34,12 @@ def make_file(tmp_path: Path) -> MakeFile:
 def shared(make_file: MakeFile) -> Shared:
     """Thirteen pieces, the last of 777 bytes."""
     return make_file()
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions look at their files ten times as often, so that tests need not wait."""
+    monkeypatch.setattr(sessions, "LOOK_EVERY_S", 0.1)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ async def test_a_changed_file_is_no_longer_seeded_and_that_is_said(
     torrent = await second.open(shared.content, tmp_path / "second", shared.layer)
     torrent.connect(LOOPBACK, seeder.port)
     with pytest.raises(ArtifactError):
-        await torrent.fetch(range(13), patience_s=1.0)
+        await torrent.fetch(range(13), patience_s=0.6)
     assert torrent.received_bytes == 0
     with pytest.raises(ArtifactError, match=r"any name\.gguf"):
         await served.fetch([0])
@@ -78,7 +78,7 @@ async def test_a_change_just_before_it_is_served_is_caught_by_the_hash(
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, seeder.port)
     with pytest.raises(ArtifactError):
-        await torrent.fetch(range(13), patience_s=1.5)
+        await torrent.fetch(range(13), patience_s=0.8)
     assert torrent.have() == frozenset() and torrent.received_bytes == 0
     assert served.failure is not None
 
@@ -97,7 +97,7 @@ async def test_a_seeded_file_is_never_written_to(shared: Shared, start_session: 
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, seeder.port)
     with pytest.raises(ArtifactError):
-        await torrent.fetch(range(13), patience_s=1.5)
+        await torrent.fetch(range(13), patience_s=0.8)
     assert FileStamp.of(copy) == stamp and copy.read_bytes() != shared.data
     assert right.sent_bytes == 0
 

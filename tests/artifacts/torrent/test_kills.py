@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import random
 import signal
@@ -15,8 +17,8 @@ from tests.artifacts.torrent.peers import LOOPBACK, PIECE, MakeFile, Shared, Sta
 from meshswarm.artifacts.torrent.session import TorrentSession
 from meshswarm.errors import ArtifactError
 
-FETCH = """
-import asyncio, sys
+CHILD = """
+import asyncio, json, os, sys
 from pathlib import Path
 from meshswarm.artifacts.torrent import session as sessions
 from meshswarm.artifacts.torrent.content import Content
@@ -25,8 +27,8 @@ async def main(folder, path, length, root, layer, port):
     sessions.LOOK_EVERY_S, sessions.SAVE_EVERY_S = 0.02, 0.04
     session = await sessions.TorrentSession.start("127.0.0.1", folder=Path(folder))
     print("started", flush=True)
-    torrent = await session.open(Content(int(length), bytes.fromhex(root)), Path(path), Path(layer).read_bytes())
-    torrent.connect("127.0.0.1", int(port))
+    torrent = await session.open(Content(length, bytes.fromhex(root)), Path(path), Path(layer).read_bytes())
+    torrent.connect("127.0.0.1", port)
     print("opened", flush=True)
     for start in range(0, 12, 3):
         await torrent.fetch(range(start, start + 3))
@@ -35,40 +37,51 @@ async def main(folder, path, length, root, layer, port):
     await session.close()
     print("closed", flush=True)
 
-asyncio.run(main(*sys.argv[1:]))
+for arguments in map(json.loads, sys.stdin):
+    child = os.fork()
+    if child == 0:
+        print("process", os.getpid(), flush=True)
+        asyncio.run(main(*arguments))
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("ended", flush=True)
 """
-
-
-async def run_until(line: str, then_s: float, *arguments: object) -> frozenset[int]:
-    """Runs the program until it prints `line`, and kills it after `then_s`. The pieces it said it has."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FETCH, *map(str, arguments), stdout=asyncio.subprocess.PIPE
-    )
-    assert child.stdout is not None
-    have: frozenset[int] = frozenset()
-    async for said in child.stdout:
-        words = said.decode().split()
-        if words[0] == "have":
-            have = frozenset(map(int, words[1:]))
-        if said.decode().startswith(line):
-            break
-    await asyncio.sleep(then_s)
-    if child.returncode is None:
-        child.send_signal(signal.SIGKILL)
-    await child.wait()
-    return have
-
+"""Runs the same fetch again and again, each time in a process of its own."""
 
 PHASES = [
     ("started", 0.0),
     ("opened", 0.0),
-    ("opened", 0.55),
+    ("opened", 0.1),
     ("have", 0.0),
-    ("have 0 1 2 3", 0.1),
+    ("have 0 1 2 3", 0.05),
     ("closing", 0.0),
     ("closing", 0.01),
     ("closed", 0.0),
 ]
+
+
+async def run_until(line: str, then_s: float, parent: asyncio.subprocess.Process, *arguments: object) -> frozenset[int]:
+    """Has it fetch until it says `line`, and kills it `then_s` later. The pieces it said it has."""
+    assert parent.stdin is not None and parent.stdout is not None
+    parent.stdin.write(json.dumps(arguments).encode() + b"\n")
+    process = int((await parent.stdout.readline()).split()[1])
+    have: frozenset[int] = frozenset()
+    async for raw in parent.stdout:
+        said = raw.decode()
+        if said.startswith("have"):
+            have = frozenset(map(int, said.split()[1:]))
+        if said.startswith(line):
+            break
+    await asyncio.sleep(then_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    async for raw in parent.stdout:
+        said = raw.decode()
+        if said.startswith("have"):
+            have = frozenset(map(int, said.split()[1:]))
+        if said == "ended\n":
+            break
+    return have
 
 
 async def test_a_kill_in_any_phase(shared: Shared, start_session: StartSession, tmp_path: Path) -> None:
@@ -76,10 +89,13 @@ async def test_a_kill_in_any_phase(shared: Shared, start_session: StartSession, 
     await seeder.seed(shared.content, shared.path, shared.layer)
     layer = tmp_path / "layer"
     layer.write_bytes(shared.layer)
+    content = shared.content
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, **pipes)
     for n, (line, then_s) in enumerate(PHASES):
         folder, target = tmp_path / f"notes-{n}", tmp_path / f"pieces-{n}" / "model.gguf"
-        content = shared.content
-        said = await run_until(line, then_s, folder, target, content.length, content.root.hex(), layer, seeder.port)
+        arguments = (str(folder), str(target), content.length, content.root.hex(), str(layer), seeder.port)
+        said = await run_until(line, then_s, parent, *arguments)
         session = await start_session(folder=folder)
         torrent = await session.open(content, target, shared.layer)
         where = f"killed {then_s} s after {line!r}"
@@ -92,6 +108,9 @@ async def test_a_kill_in_any_phase(shared: Shared, start_session: StartSession, 
         await torrent.fetch(range(13))
         assert target.read_bytes() == shared.data, where
         await session.close()
+    assert parent.stdin is not None
+    parent.stdin.close()
+    assert await parent.wait() == 0
 
 
 async def fetched(shared: Shared, folder: Path, path: Path, pieces: range) -> None:

@@ -60,7 +60,7 @@ async def test_a_liar_alone_ends_in_an_error_that_names_it(
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, liar.port)
     with pytest.raises(ArtifactError, match=rf"{LOOPBACK}:{liar.port}: sent wrong bytes"):
-        await torrent.fetch(range(13), patience_s=3.0)
+        await torrent.fetch(range(13), patience_s=1.5)
     assert torrent.have() == frozenset()
 
 

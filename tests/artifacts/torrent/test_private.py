@@ -43,7 +43,7 @@ async def test_a_fetch_goes_on_over_tls_after_a_restart(
     stolen = await outsider.open(shared.content, tmp_path / "stolen", shared.layer)
     stolen.connect(LOOPBACK, seeder.port)
     with pytest.raises(ArtifactError):
-        await stolen.fetch([0], patience_s=1.0)
+        await stolen.fetch([0], patience_s=0.8)
     assert stolen.received_bytes == 0
 
 
@@ -56,7 +56,7 @@ async def test_outsiders_get_nothing(
     torrent = await outsider.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, seeder.port)
     with pytest.raises(ArtifactError, match=str(seeder.port)):
-        await torrent.fetch(range(13), patience_s=1.5)
+        await torrent.fetch(range(13), patience_s=0.8)
     assert torrent.received_bytes == 0 and served.sent_bytes == 0
     assert torrent.have() == frozenset()
 
@@ -67,7 +67,7 @@ async def test_members_take_nothing_from_outsiders(shared: Shared, start_session
     torrent = await member.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, outsider.port)
     with pytest.raises(ArtifactError):
-        await torrent.fetch(range(13), patience_s=1.5)
+        await torrent.fetch(range(13), patience_s=0.8)
     assert torrent.received_bytes == 0 and served.sent_bytes == 0
 
 

@@ -35,7 +35,7 @@ async def main(folder):
     other = await TorrentSession.start("0.0.0.0", folder=folder / "other", secret=b"s" * 32)
     await one.seed(Content(700_000, root), path, layer)
     torrent = await other.open(Content(700_000, root), folder / "got", layer)
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(1.5)
     await one.close()
     await other.close()
     print(sent() - before)

@@ -259,16 +259,16 @@ def has_ipv6() -> bool:
 
 async def test_a_rate_limit_holds_at_once(make_file: MakeFile, start_session: StartSession, tmp_path: Path) -> None:
     """More than the limit and what was under way when it was set never comes, however fast the machine is."""
-    big = make_file(64 * PIECE, "big.gguf")
+    big = make_file(16 * PIECE, "big.gguf")
     seeder, leecher = await start_session(), await start_session()
     await seeder.seed(big.content, big.path, big.layer)
     torrent = await leecher.open(big.content, tmp_path / "model.gguf", big.layer)
     leecher.limit(PIECE, 0)
     torrent.connect(LOOPBACK, seeder.port)
     began = time.monotonic()
-    fetching = asyncio.create_task(torrent.fetch(range(64)))
+    fetching = asyncio.create_task(torrent.fetch(range(16)))
     await eventually(lambda: torrent.received_bytes)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.6)
     assert torrent.received_bytes <= (time.monotonic() - began + 1) * PIECE
     assert torrent.missing()
     leecher.limit(0, 0)
@@ -281,14 +281,14 @@ async def test_a_rate_limit_holds_at_once(make_file: MakeFile, start_session: St
 async def test_more_alerts_than_the_queue_holds(
     make_file: MakeFile, start_session: StartSession, tmp_path: Path
 ) -> None:
-    """Lost alerts are made up for: 400 pieces arrive while the loop sleeps and the queue holds 20."""
-    many = make_file(400 * PIECE, "many.gguf")
+    """Lost alerts are made up for: 150 pieces arrive while the loop sleeps and the queue holds 10."""
+    many = make_file(150 * PIECE, "many.gguf")
     seeder, leecher = await start_session(), await start_session()
-    leecher._engine.apply({"alert_queue_size": 20})
+    leecher._engine.apply({"alert_queue_size": 10})
     await seeder.seed(many.content, many.path, many.layer)
     torrent = await leecher.open(many.content, tmp_path / "model.gguf", many.layer)
     torrent.connect(LOOPBACK, seeder.port)
-    fetching = asyncio.create_task(torrent.fetch(range(400)))
+    fetching = asyncio.create_task(torrent.fetch(range(150)))
     while not fetching.done():
         await asyncio.sleep(0.05)
         await asyncio.to_thread(os.sched_yield)

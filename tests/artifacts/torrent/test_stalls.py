@@ -64,7 +64,7 @@ async def test_a_peer_that_trickles_holds_nobody_up_for_ever(
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, slow.port)
     with pytest.raises(ArtifactError, match="connected, sends nothing"):
-        await torrent.fetch(range(13), patience_s=2.0)
+        await torrent.fetch(range(13), patience_s=1.0)
 
 
 async def test_who_comes_late_is_in_time(shared: Shared, start_session: StartSession, tmp_path: Path) -> None:
