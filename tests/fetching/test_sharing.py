@@ -161,7 +161,7 @@ async def test_a_file_that_changes_under_a_seeding_peer_is_withdrawn(start_node:
         return not await is_held()
 
     await eventually(is_withdrawn, "the end of the record")
-    assert not holder.sharing.shelf.open_models
+    await eventually(lambda: not holder.sharing.shelf.open_models, "the end of its torrent")
     await asyncio.to_thread(flip_a_bit, model_file)  # as it was, though touched
     await eventually(is_held, "the record of the restored file")
 

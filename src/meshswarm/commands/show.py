@@ -36,6 +36,7 @@ def show_status(status: dict[str, Any]) -> None:
         *_computing(status),
         ("sessions", f"{status['sessions']} now, {status['sessions_total']} so far, {status['rows_total']} rows"),
         ("connections", str(status["connections"])),
+        ("files", _files_words(status["files"])),
         ("gossip", _gossip_words(status["gossip"])),
         *((each["what"], each["found"]) for each in status["discovery"] if each["used"]),
         ("receipts", str(status["receipts"])),
@@ -53,6 +54,19 @@ def _computing(status: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("wire", _granted_words(status["wire"])))
     owner = status["owner"]
     return rows if owner["mode"] == "full" else [*rows, ("for others", f"{owner['mode']}: {owner['reason']}")]
+
+
+def _files_words(files: dict[str, Any] | None) -> str:
+    """What others can fetch here, and what went out."""
+    seeding = [] if files is None else files["seeding"]
+    if files is None or not seeding:
+        return "none given to others"
+    names = ", ".join(f"{each['model']}{'' if each['whole'] else ' (in part)'}" for each in seeding[:3])
+    more = f" and {len(seeding) - 3} more" if len(seeding) > 3 else ""
+    limit = files["up_limit_bytes_s"]
+    slowly = "" if limit is None else f", at most {size_words(limit)}/s now"
+    port = f", TCP port {files['torrent_port']}" if files["torrent_port"] else ""
+    return f"{names}{more} given to others{port}; {size_words(files['sent_bytes'])} sent{slowly}"
 
 
 def _role_words(status: dict[str, Any]) -> str:

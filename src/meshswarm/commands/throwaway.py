@@ -17,6 +17,7 @@ from meshswarm.commands.story import what_to_check
 from meshswarm.config import Address, Home
 from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.errors import ConfigError, LocalError
+from meshswarm.fetching.sharing import SharingSettings
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
 from meshswarm.serving import ServingSettings
@@ -79,6 +80,7 @@ async def throwaway_peer(
         api=Address("127.0.0.1", 0),
         join=where.join,
         serving=serving,
+        sharing=SharingSettings(seeds=False),  # it is gone before anybody could fetch much from it
     )
     peer = Peer(settings, report)
     living = asyncio.create_task(peer.run())

@@ -82,6 +82,7 @@ class Seeder:
         dht: Dht,
         store: Store,
         shelf: Shelf,
+        home: Path,
         *,
         warn: Callable[[str], None],
         is_fetching: Callable[[bytes], bool] = lambda model_id: False,
@@ -91,6 +92,9 @@ class Seeder:
         self._dht = dht
         self._store = store
         self._shelf = shelf
+        self._home = home
+        self._seen: object = None
+        self._watched: dict[Path, None] = {}  # every file that was shared
         self._warn = warn
         self._is_fetching = is_fetching
         self._shared: dict[bytes, Holding] = {}
@@ -126,6 +130,7 @@ class Seeder:
     def begin_again(self) -> None:
         """Nothing is open any more: the next look opens and announces everything anew."""
         self._shared.clear()
+        self._seen = None
 
     def keep_back(self, model_id: bytes) -> None:
         """Do not share this model."""
@@ -138,7 +143,11 @@ class Seeder:
             for model_id in touched:  # at once: to hash it again takes a while
                 await self._close(model_id)
             parts = self._open_parts()
+            state = await asyncio.to_thread(self._state, parts)
+            if state == self._seen and not touched:
+                return
             here = await asyncio.to_thread(self._here, parts)
+            self._watched |= {path: None for holding in here for path, _ in holding.stamps}
             plan = changes(list(self._shared.values()), here)
             for model_id in plan.closed:
                 await self._close(model_id)
@@ -148,11 +157,20 @@ class Seeder:
                 if not self._is_fetching(holding.model_id):  # it is told once all that was wanted is here
                     self._shared[holding.model_id] = holding
                     await self._announce(holding)
+            self._seen = state if not any(map(self._is_fetching, self._shelf.open_models)) else None
+
+    def _state(self, parts: Mapping[bytes, tuple[Ranges, ...]]) -> object:
+        """What changes when anything does: nothing is read as long as that is the same. Blocks for a moment."""
+        places = [self._home / "models", self._home / "partial", *self._watched]
+        return [_changed_at(place) for place in places], repr(sorted(parts.items())), sorted(self._kept_back)
 
     def _open_parts(self) -> dict[bytes, tuple[Ranges, ...]]:
         """What is here of models that are open, as their torrents know it: their files may be written to just now."""
         parts = {}
         for model_id in self._shelf.open_models:
+            shared = self._shared.get(model_id)
+            if shared is not None and shared.is_whole:
+                continue
             contents = self._shelf.contents(model_id) or ()
             held = zip(contents, self._shelf.torrents(model_id), strict=True)
             parts[model_id] = tuple(tuple(content.ranges_of(torrent.have())) for content, torrent in held)
@@ -180,7 +198,7 @@ class Seeder:
     async def _open(self, holding: Holding) -> None:
         try:
             await self._shelf.open(holding.model_id)
-        except ArtifactError as error:
+        except MeshswarmError as error:
             if self._bad.get(holding.model_id) != str(error):
                 self._bad[holding.model_id] = str(error)
                 self._warn(f"{holding.name} is not shared with others: {error}")
@@ -223,3 +241,11 @@ def _is_as_it_was(path: Path, stamp: FileStamp) -> bool:
         return FileStamp.of(path) == stamp
     except ArtifactError:
         return False
+
+
+def _changed_at(place: Path) -> int:
+    """When a file was last written to, or one in a folder made, replaced or removed, in ns; 0 where there is none."""
+    try:
+        return place.stat().st_mtime_ns
+    except OSError:
+        return 0

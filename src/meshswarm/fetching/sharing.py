@@ -98,7 +98,7 @@ class Sharing:
         self._hashes: Hashes | None = None
         if settings.seeds:
             self.seeder = Seeder(
-                endpoint, identity, dht, store, self.shelf, warn=self._warn, is_fetching=self.fetcher.is_fetching
+                endpoint, identity, dht, store, self.shelf, home, warn=self._warn, is_fetching=self.fetcher.is_fetching
             )
             self._hashes = Hashes(endpoint, identity, dht, store, manifests, self.shelf)
             Offer(endpoint, self._hashes)
