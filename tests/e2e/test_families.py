@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.artifacts.split_writing import split_model
 from tests.e2e.client import client_of, wait_until_ready
 from tests.e2e.conftest import PeerStarter
 from tests.stage.tiny_models import N_VOCAB, write_tiny
@@ -41,6 +42,15 @@ def test_a_split_model_answers_like_the_whole_one(start_peer: PeerStarter, tmp_p
         assert split.usage.completion_tokens == 40
         hops = [hop["layers"] for hop in split.model_extra["meshswarm"]["route"]]
         assert hops == [f"0:{cut}", f"{cut}:{n_layers}"]
+
+
+def test_a_model_in_several_files_answers_like_the_one_in_one(start_peer: PeerStarter, tmp_path: Path) -> None:
+    model = write_tiny("qwen35moe", tmp_path / "tiny.gguf")
+    parts = split_model(model, tmp_path / "parts", 3, is_first_empty=True)
+    one = answer(start_peer("--model", str(model), "--ctx", "512", swarm=f"{start_peer.swarm}-one").api)
+    several = answer(start_peer("--model", str(parts[1]), "--ctx", "512").api)
+    assert several.choices[0].text == one.choices[0].text
+    assert len(set(one.choices[0].text)) > 10, "it repeats itself, so it proves little"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf import read_headers
+from meshswarm.artifacts.split import part_paths
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.attention import with_attention
@@ -99,7 +100,7 @@ class SpanEngine:
                 f"an engine cannot have a context of {n_ctx}, {n_slots} slots, {n_threads} threads and steps of "
                 f"{max_rows} rows: at least 1, 1, 1 and 2, and not more than {MAX_SLOTS} slots or one a row"
             )
-        header = read_header(slice_path)
+        header = read_headers(part_paths(slice_path))
         n_cells = session_cells(n_ctx)
         max_rows = min(max_rows, n_cells)
         types = llama_options.type_k, llama_options.type_v

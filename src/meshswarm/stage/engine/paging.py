@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshswarm.artifacts.split import part_paths
 from meshswarm.stage.engine.memory import EngineMemory
 
 READ_BYTES = 128 << 10  # what Linux reads ahead for a mapped file, unless told otherwise
@@ -40,7 +41,8 @@ def paging_of(path: Path, memory: EngineMemory, free_bytes: int) -> Paging:
     it pages."""
     if memory.total_bytes <= free_bytes or not memory.mapped_bytes:
         return ALL_FITS
-    return Paging(memory.mapped_bytes, read_speed(path))
+    largest = max(part_paths(path), key=lambda part: part.stat().st_size)  # of a split model the first may be tiny
+    return Paging(memory.mapped_bytes, read_speed(largest))
 
 
 def read_speed(path: Path) -> int:
