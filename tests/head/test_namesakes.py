@@ -244,7 +244,8 @@ async def test_of_hundreds_of_models_of_strangers_a_listing_looks_at_a_few_and_r
     card = honest.take(world.file(1))
     await honest.serve(card)
     for number in range(60):
-        world.invent(head, replace(card, model_id=bytes([number]) * 32, name=f"m-{number}"), 1)
+        for witness in (head, honest):
+            world.invent(witness, replace(card, model_id=bytes([number]) * 32, name=f"m-{number}"), 1)
     looked_at: list[ModelCard] = []
 
     async def coverage(card: ModelCard) -> list[CoverageRecord]:
