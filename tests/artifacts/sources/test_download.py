@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.artifacts.sources.web_server import Quirk, WebServer
@@ -387,3 +389,28 @@ async def test_who_gives_up_while_a_part_is_hashed_loses_nothing(
     monkeypatch.undo()
     await get(web, tmp_path / "tiny.gguf")
     assert web.gets(PATH)[-1].start == 3_000_000 and (tmp_path / "tiny.gguf").read_bytes() == model
+
+
+async def test_nothing_counts_before_it_is_on_the_disk(
+    web: WebServer, model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a machine that loses its power would find: the note never speaks of more than was synced."""
+    web.put(PATH, model)
+    synced: list[int] = []
+    noted: list[int] = []
+    sync, note = os.fsync, part_file.write_json
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.fstat(descriptor).st_size)
+
+    def write_json(path: Path, fields: dict[str, Any]) -> None:
+        assert fields["n_synced"] == synced[-1]
+        noted.append(fields["n_synced"])
+        note(path, fields)
+
+    monkeypatch.setattr(part_file, "SYNC_BYTES", 1)
+    monkeypatch.setattr(part_file.os, "fsync", fsync)
+    monkeypatch.setattr(part_file, "write_json", write_json)
+    await get(web, tmp_path / "tiny.gguf")
+    assert len(noted) >= 3 and len(model) in synced, "and the file as well before it gets its name"

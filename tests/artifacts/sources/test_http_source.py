@@ -45,6 +45,17 @@ async def test_ranges_are_exact(web: WebServer) -> None:
                 await source.read(start, 10)
 
 
+async def test_a_slow_reader_is_not_a_stalling_server(web: WebServer) -> None:
+    web.put(PATH, DATA)
+    n_read = 0
+    async with HttpSource(web.url(PATH), patience=Patience(stall_s=0.4)) as source, source.open(0) as body:
+        async for chunk in body.chunks():
+            n_read += len(chunk)
+            if n_read in (len(chunk), len(DATA)):
+                await asyncio.sleep(0.6)
+    assert n_read == len(DATA)
+
+
 async def test_secrets_are_not_sent_on_and_a_signed_address_is_renewed(web: WebServer, cdn: WebServer) -> None:
     cdn.put("/blob", DATA)
     web.put("/step", DATA, always=Quirk(location=cdn.url("/blob?Signature=1")))
