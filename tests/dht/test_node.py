@@ -353,6 +353,29 @@ async def test_a_second_reading_brings_what_is_new_and_nothing_else(loopback: Lo
     assert 3 <= records_sent() <= 4 * 8, "the tombstones and the new ones"
 
 
+async def test_whom_others_name_by_a_mark_counts_as_named(loopback: Loopback) -> None:
+    """Else a peer that is known here would be on one path of a lookup only, however many name it."""
+    peers = await loopback.chain(5)
+    reader = peers[0]
+    await until(lambda: all(len(peer.dht.known_peers()) == 4 for peer in peers))
+    await reader.sees(fresh=True)
+    named: dict[PeerId, set[PeerId]] = {}
+    n_whole = 0
+    take_found = reader.dht._core.take_found
+
+    def noted(contact: Contact, found: messages.FindAnswer, *args: Any, **more: Any) -> bool:
+        nonlocal n_whole
+        named[contact.peer] = {each.peer for each in found.contacts}
+        n_whole += len(found.contacts) - len(found.had)
+        return take_found(contact, found, *args, **more)
+
+    reader.dht._core.take_found = noted  # type: ignore[method-assign]
+    await reader.sees(fresh=True)
+    others = {peer.endpoint.peer_id for peer in peers[1:]}
+    assert named == {peer: others - {peer} for peer in others}
+    assert n_whole == 0, "nobody was sent whole who is known here"
+
+
 async def test_who_serves_the_first_layers_of_many_models_is_asked_once_for_all(loopback: Loopback) -> None:
     one, two, three = await loopback.chain(3)
     await one.serve("0:10")
