@@ -60,6 +60,17 @@ def test_where_holders_differ_most_of_them_are_believed(identity: Identities, to
     assert count_cards(read_signed_cards(records)) == [(CARD, 3)]
 
 
+def test_who_was_met_counts_before_any_number_of_strangers(identity: Identities, topics: Topics) -> None:
+    """Forty keys that nobody has met neither hide a model behind their own nor rename it."""
+    fake, renamed = replace(CARD, model_id=b"f" * 32, name="fake"), replace(CARD, name="garbage")
+    records = [publish(identity, topics, CARD, 1)]
+    records += [publish(identity, topics, fake, n) for n in range(100, 140)]
+    records += [publish(identity, topics, renamed, n) for n in range(200, 240)]
+    met = {identity(1).peer_id: b"here"}
+    assert count_cards(read_signed_cards(records), met.get) == [(CARD, 41), (fake, 40)]
+    assert [card for card, _ in count_cards(read_signed_cards(records))] == [renamed, fake]
+
+
 def test_a_card_counts_only_for_the_holder_who_signed_it_and_for_its_own_id(
     identity: Identities, topics: Topics
 ) -> None:

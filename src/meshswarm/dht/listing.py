@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from meshswarm.artifacts.card import ModelCard, SignedCard
@@ -74,17 +74,29 @@ def read_signed_cards(records: Iterable[SignedRecord]) -> list[SignedCard]:
     ]
 
 
-def count_cards(signed: Iterable[SignedCard]) -> list[tuple[ModelCard, int]]:
-    """One card for each model id with the number of its holders, most holders first.
+def count_cards(
+    signed: Iterable[SignedCard], met_in: Callable[[PeerId], bytes | None] = lambda peer: None
+) -> list[tuple[ModelCard, int]]:
+    """One card for each model id with the number of its holders; those held in most networks first, as far as their
+    holders were met (`met_in`: where), and then those with most holders, whom anybody can invent.
 
-    Where holders describe one model differently, the description of most of them is shown. Two ids under one name are
-    two models. What strangers say, as often as they like: good for a list, not for a choice.
+    Where holders describe one model differently, the description that is given in most networks is shown, or by most of
+    them. Two ids under one name are two models.
     """
-    told: dict[bytes, Counter[ModelCard]] = {}
+    told: dict[bytes, dict[ModelCard, set[PeerId]]] = {}
     for each in signed:
-        told.setdefault(each.card.model_id, Counter())[each.card] += 1
-    models = [(max(cards, key=lambda card: (cards[card], repr(card))), cards.total()) for cards in told.values()]
-    return sorted(models, key=lambda model: (-model[1], model[0].name, model[0].model_id))
+        told.setdefault(each.card.model_id, {}).setdefault(each.card, set()).add(each.author)
+
+    def weight(holders: Iterable[PeerId]) -> tuple[int, int]:
+        who = set(holders)
+        return len({met_in(peer) for peer in who} - {None}), len(who)
+
+    shown = []
+    for cards in told.values():
+        card = max(cards, key=lambda card: (*weight(cards[card]), repr(card)))
+        shown.append((card, weight(chain.from_iterable(cards.values()))))
+    shown.sort(key=lambda each: (-each[1][0], -each[1][1], each[0].name, each[0].model_id))
+    return [(card, n_holders) for card, (_, n_holders) in shown]
 
 
 @lru_cache(maxsize=4096)

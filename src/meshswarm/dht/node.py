@@ -221,8 +221,9 @@ class Dht:
         return read_signed_cards(await self._records([self._topics.models], fresh=fresh, ask=ask))
 
     async def models(self, *, fresh: bool = False) -> list[tuple[ModelCard, int]]:
-        """Every model somebody holds, with the number of holders, most holders first."""
-        return count_cards(await self.cards(fresh=fresh))
+        """Every model somebody holds, with the number of holders; those whose holders were met in most networks first,
+        then those with most holders."""
+        return count_cards(await self.cards(fresh=fresh), self.met_in)
 
     async def peers(self) -> list[PeerEntry]:
         """Every other peer known here, by table or by record, with what it serves as far as that is known here."""
