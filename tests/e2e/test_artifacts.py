@@ -82,31 +82,21 @@ def test_peers_fetch_only_the_layers_they_serve_and_the_model_outlives_who_broug
     assert split and answer_of(whole) == split
 
 
-def test_a_fetch_that_was_killed_goes_on_where_it_was_and_leaves_a_slice_alone(
-    start_peer: StartPeer, tmp_path: Path, smollm2: Path
-) -> None:
-    imported(tmp_path / "a", smollm2)
-    seeder = start_peer(home="a")
-    wanted = ("--model", NAME, "--layers", "10:12", "--join", seeder.address, "--slice-only")
-    peer = start_peer(*wanted, "--download-rate", "1MB/s", home="b", wait=False)
-    while (event := peer.wait_for("fetching"))["bytes"] < 2_000_000:
-        pass
-    peer.kill()
-    again = start_peer(*wanted, home="b")
-    assert fetched(again)["bytes"] <= event["wanted_bytes"] - 1_000_000, "half of what had come, at least, was kept"
-    assert not list((again.home / "pieces").rglob("*.gguf"))
-    assert again.ready["layers"] == "10:12"
-
-
-def test_members_of_a_private_swarm_exchange_pieces_under_its_key(
+def test_in_a_private_swarm_a_fetch_that_was_killed_goes_on_where_it_was_and_leaves_a_slice_alone(
     start_peer: StartPeer, tmp_path: Path, smollm2: Path
 ) -> None:
     office = f"office-{os.urandom(4).hex()}"
     swarm_command(tmp_path / "a", "new", office)
     imported(tmp_path / "a", smollm2)
     seeder = start_peer("--private", home="a", swarm=office)
-    invite = swarm_command(tmp_path / "a", "invite")["invite"]
+    invite = swarm_command(tmp_path / "a", "invite")["invite"]  # names where it listens
     swarm_command(tmp_path / "b", "join", invite)
-    member = start_peer("--private", "--model", NAME, "--layers", "10:12", home="b", swarm=office)
-    assert fetched(member)["bytes"] > 0
-    assert member.ready["layers"] == "10:12" and seeder.process.poll() is None
+    wanted = ("--private", "--model", NAME, "--layers", "10:12", "--slice-only")
+    peer = start_peer(*wanted, "--download-rate", "1MB/s", home="b", swarm=office, wait=False)
+    while (event := peer.wait_for("fetching"))["bytes"] < 2_000_000:
+        pass
+    peer.kill()
+    again = start_peer(*wanted, home="b", swarm=office)
+    assert fetched(again)["bytes"] <= event["wanted_bytes"] - 1_000_000, "half of what had come, at least, was kept"
+    assert not list((again.home / "pieces").rglob("*.gguf"))
+    assert again.ready["layers"] == "10:12" and seeder.process.poll() is None
