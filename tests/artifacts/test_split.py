@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.artifacts.split_writing import I32, U16, split_model
 
 from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header, read_headers
+from meshswarm.artifacts.gguf import check_hyperparameters, check_tokenizer, parse_headers, read_header, read_headers
 from meshswarm.artifacts.merkle import file_root, model_id
 from meshswarm.artifacts.names import matches
 from meshswarm.artifacts.probe import probe
@@ -181,3 +183,30 @@ def test_a_model_in_many_files_has_a_card_too(tmp_path: Path, tiny: Path) -> Non
     assert len(info.file_lengths) == 38
     lengths = ModelCard.of(info).file_lengths
     assert (len(lengths), sum(lengths)) == (2, sum(info.file_lengths))
+
+
+@pytest.fixture(scope="module")
+def raw_parts(tmp_path_factory: pytest.TempPathFactory, gguf_recipe: Any) -> tuple[list[bytes], list[int]]:
+    folder = tmp_path_factory.mktemp("raw")
+    parts = split_model(gguf_recipe().write(folder / "tiny.gguf"), folder, 3)
+    return [read.raw for read in read_headers(parts).files], [part.stat().st_size for part in parts]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_damage_in_any_part_is_refused_or_read(raw_parts: tuple[list[bytes], list[int]], data: st.DataObject) -> None:
+    raws, lengths = list(raw_parts[0]), raw_parts[1]
+    for _ in range(data.draw(st.integers(1, 3))):
+        part = data.draw(st.integers(0, 2))
+        start = data.draw(st.integers(0, len(raws[part]) - 1))
+        stretch = data.draw(st.binary(min_size=1, max_size=16))
+        raws[part] = raws[part][:start] + stretch + raws[part][start + len(stretch) :]
+    order = data.draw(st.permutations(range(3)) | st.just([0, 1, 2]))
+    try:
+        header = parse_headers([raws[at] for at in order], [lengths[at] for at in order], source="damaged.gguf")
+        check_tokenizer(header)
+    except ArtifactError as error:
+        assert "damaged.gguf is refused: " in str(error)
+        return
+    for tensor in header.tensors.values():
+        assert header.position(tensor) + tensor.n_bytes <= header.files[tensor.file].file_length
