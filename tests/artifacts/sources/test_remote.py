@@ -23,6 +23,7 @@ from meshswarm.artifacts.sources import download, hf
 from meshswarm.artifacts.sources.faults import DeniedError, MissingError, PassingError, SourceError
 from meshswarm.artifacts.sources.hub_ref import HubRef
 from meshswarm.artifacts.sources.pace import DownloadProgress, Retries
+from meshswarm.artifacts.sources.url_rules import UrlRules
 from meshswarm.artifacts.store import Store
 from meshswarm.errors import ArtifactError, ConfigError
 
@@ -255,12 +256,15 @@ def test_a_killed_download_goes_on_in_the_next_process(
     assert 0 == starts[0] < starts[1] < starts[2]
 
 
-def test_a_person_may_aim_at_loopback_and_a_stranger_may_not(web: WebServer, model: bytes, tmp_path: Path) -> None:
-    from meshswarm.artifacts.sources.url_rules import UrlRules
-
+def test_a_person_may_aim_at_loopback_and_a_stranger_may_not(
+    hub: HubServer, web: WebServer, model: bytes, tmp_path: Path
+) -> None:
     web.put("/a.gguf", model)
     with pytest.raises(SourceError, match="must be public"):
         sources.fetch(web.url("/a.gguf"), folder=tmp_path, rules=UrlRules(is_strangers=True))
     assert web.seen == []
     local = UrlRules(is_strangers=True, allow_local=True)
     assert sources.fetch(web.url("/a.gguf"), folder=tmp_path, rules=local).read_bytes() == model
+    hub.put_repo("owner/Tiny-GGUF", {"Tiny-Q4.gguf": model})
+    path = sources.fetch(REF, folder=tmp_path, rules=UrlRules(is_strangers=True))
+    assert path.read_bytes() == model, "the hub is the person's own choice, wherever it is"

@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -51,7 +52,7 @@ def resolve(ref: str) -> list[HttpSource]:
 
 def locate_on_hub(ref: HubRef, folder: Path, rules: UrlRules | None = None) -> tuple[Located, ...]:
     """As `resolve`, with what the hub says of each file and its place below `folder`."""
-    rules = rules or UrlRules()
+    rules = replace(rules or UrlRules(), allow_local=True)  # whose repository it is is a stranger's word, the hub ours
     first_hop(constants.ENDPOINT, rules)  # before a token goes there
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
     secret = {} if token is None else {"authorization": f"Bearer {token}"}
