@@ -17,13 +17,14 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import importlib
 import os
 import random
 import signal
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshswarm.artifacts.gguf import GgufHeader, check_tokenizer, parse_header, read_header
@@ -183,14 +184,21 @@ def guided(arguments: Sequence[str]) -> None:
         sys.exit("atheris is not installed, and not something the project depends on: .venv/bin/pip install atheris")
     with tempfile.TemporaryDirectory() as folder:
         models, seeds = Path(folder) / "models", Path(folder) / "seeds"
-        models.mkdir(), seeds.mkdir()
-        lengths = []
-        for path in corpus(models):
+        for made in (models, seeds):
+            made.mkdir()
+        paths = corpus(models)
+        for path in paths:
             (seeds / path.stem).write_bytes(read_header(path).raw)
-            lengths.append(path.stat().st_size)
-        longest = max(lengths)
-        atheris.instrument_all()
-        run: Callable[[bytes], None] = lambda data: (examine(data, longest), None)[1]  # noqa: E731
+        longest = max(path.stat().st_size for path in paths)
+        for name in [name for name in sys.modules if name.startswith("meshswarm.artifacts")]:
+            del sys.modules[name]  # to be imported again, with what it covers being counted
+        with atheris.instrument_imports(include=["meshswarm.artifacts"]):
+            gguf = importlib.import_module("meshswarm.artifacts.gguf")
+
+        def run(data: bytes) -> None:
+            with contextlib.suppress(ArtifactError):
+                gguf.check_tokenizer(gguf.parse_header(data, longest, source="fuzzed.gguf"))
+
         atheris.Setup([sys.argv[0], *arguments, "-max_len=65536", str(seeds)], run)
         atheris.Fuzz()
 
