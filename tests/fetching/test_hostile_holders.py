@@ -16,6 +16,7 @@ from meshswarm.config import Address
 from meshswarm.dht.holders import HolderRecord
 from meshswarm.errors import ArtifactError
 from meshswarm.fetching import fetch as fetch_module
+from meshswarm.fetching import scout as scout_module
 from meshswarm.fetching.exchange import (
     LAYER_REQUEST,
     MAX_LAYER_ANSWER_BYTES,
@@ -26,7 +27,7 @@ from meshswarm.fetching.exchange import (
 )
 from meshswarm.fetching.scout import believable
 from meshswarm.fetching.sharing import SharingSettings
-from meshswarm.identity import PeerId
+from meshswarm.identity import Identity, PeerId
 
 
 async def test_wrong_hashes_of_a_liar_are_passed_over(start_node: StartNode, model_file: Path) -> None:
@@ -137,3 +138,23 @@ def poison(path: Path) -> None:
         data[at] ^= 0xFF
     with path.open("r+b") as file:
         file.write(data)
+
+
+async def test_a_crowd_of_made_up_holders_keeps_nobody_from_the_honest_one(
+    start_node: StartNode, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scout_module, "MAX_HOLDERS", 4)
+    holder, other = await start_node(), await start_node()
+    info = await has(holder, model_file)
+    await other.sharing.library.known(info.name)
+    nobody = Address("127.0.0.1", 9)
+    crowd = [HolderRecord(Identity.generate().peer_id, (nobody,), info.model_id, 9, is_whole=True) for _ in range(12)]
+    found = other.dht.holders
+
+    async def holders(model_id: bytes, *, fresh: bool = False) -> list[HolderRecord]:
+        return sorted([*crowd, *await found(model_id, fresh=fresh)], key=lambda record: record.peer)
+
+    monkeypatch.setattr(other.dht, "holders", holders)
+    monkeypatch.setattr(scout_module, "DIAL_TIMEOUT_S", 0.3)
+    await other.sharing.fetcher.fetch(await other.wants(info))
+    assert file_root(other.store.path(info.model_id)) == file_root(model_file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from meshswarm.artifacts.sources.http_source import HttpSource
     from meshswarm.artifacts.sources.web_pieces import WebPieces
 
-LOOK_S = 3.0
-"""How often it is seen who else holds the model by now."""
+LOOK_S, FIRST_LOOKS, LATER_LOOK_S = 3.0, 10, 15.0
+"""How often it is seen who else holds the model by now: so many times, and then."""
 TELL_S = 0.5
 PATIENCE_S = 20.0
 """How long nothing may come from anybody before peers are looked for anew."""
@@ -104,6 +105,7 @@ class Fetch:
     async def run(self) -> None:
         """Raises ArtifactError. What came is noted, whatever happens."""
         helpers = [asyncio.ensure_future(self._every(period, work)) for period, work in self._duties()]
+        helpers.append(asyncio.ensure_future(self._look_on()))
         helpers += [asyncio.ensure_future(self._locate(model)) for model in self._wanted.web]
         try:
             self._scout.join(self._torrents)
@@ -129,7 +131,7 @@ class Fetch:
             self._tell()
 
     def _duties(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
-        return [(LOOK_S, self._look), (TELL_S, self._tell_on), (SAVE_S, self._save)]
+        return [(TELL_S, self._tell_on), (SAVE_S, self._save)]
 
     async def _every(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -154,6 +156,13 @@ class Fetch:
     def _has_web(self, file: int) -> bool:
         """Whether a server gives this file, or may turn out to."""
         return bool(self._web[file]) or self._n_locating > 0
+
+    async def _look_on(self) -> None:
+        """Often at first, when others may have begun at the same time, then now and then."""
+        for n_looks in itertools.count():
+            await asyncio.sleep(LOOK_S if n_looks < FIRST_LOOKS else LATER_LOOK_S)
+            with contextlib.suppress(MeshswarmError):
+                await self._look()
 
     async def _look(self) -> None:
         await self._scout.look(self._means.torrent_port)
@@ -245,9 +254,13 @@ class Fetch:
                 finally:
                     portions.done(torrent.have().intersection(portion))
                     portions.give_back(portion)
+            if torrent.failure is not None:  # closed, or its file is lost: no use to ask it again
+                raise torrent.failure
             n_vain = 0 if torrent.have() - before else n_vain + 1
             if n_vain and not self._has_web(file) and (n_vain >= MAX_ROUNDS_IN_VAIN or not await self._can_go_on()):
                 raise await self._why(error)
+            if n_vain:
+                await asyncio.sleep(TELL_S)
 
     async def _can_go_on(self) -> bool:
         """Whether there is anybody left to ask."""

@@ -109,13 +109,14 @@ class Fetcher:
         n_bytes = sum(content.bytes_of(pieces) for content, pieces in zip(contents, missing, strict=True))
         await asyncio.to_thread(self._make_room, n_bytes, model_id)
         scout = self.scout(model_id, contents)
-        await scout.look(0)
-        await self._piece_layers(scout, model_id, contents)
-        torrents = await self._shelf.open(model_id)
         try:
+            await scout.look(0)
+            await self._piece_layers(scout, model_id, contents)
+            torrents = await self._shelf.open(model_id)
             await self._from_headers(model_id, contents, torrents)
             await Fetch(self, wanted, contents, torrents, missing, scout).run()
         finally:
+            await scout.close()
             if not self._shares:
                 await self._shelf.close(model_id)
 

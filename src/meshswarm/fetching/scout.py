@@ -8,6 +8,7 @@ once, beside everything else.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 from meshswarm.artifacts.merkle import check_piece_layer
@@ -28,6 +29,9 @@ MAX_HOLDERS = 32
 """Asked at a time: more peers than that do not make a fetch faster."""
 MAX_CONNECTIONS = 64
 REACH_TIMEOUT_S = 3.0
+DIAL_TIMEOUT_S = 5.0
+GRACE_S = 0.5
+"""How long the next answer is waited for once there is one."""
 
 
 class Outlaws:
@@ -57,7 +61,11 @@ class Scout:
         outlaws: Outlaws,
         model_id: bytes,
         contents: Sequence[Content],
+        *,
+        rng: random.Random | None = None,
     ) -> None:
+        self._rng = rng or random.Random()
+        self._asking: dict[PeerId, asyncio.Future[None]] = {}
         self._endpoint = endpoint
         self._dht = dht
         self._swarm = swarm
@@ -93,15 +101,38 @@ class Scout:
         ]
 
     async def look(self, torrent_port: int) -> None:
-        """Ask holders what they have: all that are known, whole ones first. `torrent_port`: where this peer gives
-        pieces to others, 0 for nowhere."""
-        records = sorted(await self.records(), key=lambda record: (not record.is_whole, record.peer))
-        async with asyncio.TaskGroup() as group:
-            for record in records[:MAX_HOLDERS]:
-                group.create_task(self._ask(record, torrent_port))
+        """Ask holders what they have: those that answered before, those it is connected with, then any, whole ones
+        first; whoever makes up a crowd of holders delays the honest ones and keeps none away. `torrent_port`: where
+        this peer gives pieces to others, 0 for nowhere."""
+        records = sorted(await self.records(), key=self._worth_asking)
+        for record in records[:MAX_HOLDERS]:
+            if record.peer not in self._asking:
+                asked = asyncio.ensure_future(self._ask(record, torrent_port))
+                self._asking[record.peer] = asked
+                asked.add_done_callback(lambda _, peer=record.peer: self._asking.pop(peer, None))
+        waiting = set(self._asking.values())
+        while waiting:
+            patience_s = GRACE_S if self.pieces else None
+            done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for asked in done:
+                asked.result()
+            if not done:
+                break  # somebody has answered; those that keep us waiting may still do so
         gone = {record.peer for record in records}
         for peer in [peer for peer in self.pieces if peer not in gone]:
             del self.pieces[peer]
+
+    async def close(self) -> None:
+        """Wait for nobody's answer any more."""
+        asking = list(self._asking.values())
+        for asked in asking:
+            asked.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    def _worth_asking(self, record: HolderRecord) -> tuple[bool, bool, bool, float]:
+        """Sorts who is to be asked first."""
+        is_strange = self._endpoint.connection(record.peer) is None
+        return record.peer not in self.pieces, is_strange, not record.is_whole, self._rng.random()
 
     def join(self, torrents: Sequence[Torrent]) -> None:
         """Let torrents know where pieces may be had. Called again, it tells them of newcomers."""
@@ -156,7 +187,7 @@ class Scout:
     async def _ask(self, record: HolderRecord, torrent_port: int) -> None:
         peer = record.peer
         try:
-            connection = await self._endpoint.dial(peer, record.addresses)
+            connection = await self._endpoint.dial(peer, record.addresses, timeout_s=DIAL_TIMEOUT_S)
             said = await ask_pieces(connection, self._model_id, self._contents, torrent_port)
         except MeshswarmError as error:
             self.silent[peer] = error
