@@ -118,16 +118,9 @@ async def test_a_file_that_changes_meanwhile_is_never_mixed(
         setattr(web.files[PATH], mark, marks[mark][1])
 
     said: list[str] = []
-    quirks = deque([Quirk(cut_after=1_200_000), Quirk(status=503)])
+    quirks = deque([Quirk(cut_after=1_200_000), Quirk(status=503, before=change)])
     web.put(PATH, model, **{"etag": None, mark: marks[mark][0]}, quirks=quirks)
-
-    async def switch() -> None:
-        await until(lambda: len(web.gets(PATH)) == 2)
-        change()
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(switch())
-        group.create_task(get(web, tmp_path / "tiny.gguf", say=said.append, retries=Retries(first_wait_s=0.1)))
+    await get(web, tmp_path / "tiny.gguf", say=said.append)
     assert (tmp_path / "tiny.gguf").read_bytes() == other
     assert said == [f"{web.url(PATH)} has another version of the file: beginning anew"]
 
@@ -187,11 +180,11 @@ async def test_a_length_that_is_not_the_expected_one_costs_nothing(
 
 
 async def test_what_is_no_gguf_ends_at_once(web: WebServer, tmp_path: Path) -> None:
-    web.put(PATH, b"<html>please log in</html>" * 400_000)
+    web.put(PATH, b"<html>please log in</html>" * 1_600_000)
     with pytest.raises(ArtifactError, match="this is no GGUF file"):
         await get(web, tmp_path / "tiny.gguf")
     assert left_over(tmp_path) == {".tiny.gguf.lock"}
-    assert sum(web.gets(PATH)[0].n_sent) < 8_000_000
+    assert sum(web.gets(PATH)[0].n_sent) < 20_000_000, "half of it, and most of that lies in the buffers of sockets"
 
 
 @pytest.mark.parametrize("wrong", ["content", "sha256", "model_id"])

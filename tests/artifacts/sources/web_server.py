@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,6 +36,8 @@ class Quirk:
     claims_length: int | None = None
     claims_range: str | None = None
     extra: bytes = b""
+    before: Callable[[], None] | None = None
+    """Called before the answer is given."""
 
 
 GOOD = Quirk()
@@ -158,6 +161,8 @@ class WebServer:
 
     def give(self, request: BaseHTTPRequestHandler, seen: Seen, file: WebFile) -> None:
         quirk = file.quirks.popleft() if file.quirks and seen.method == "GET" else file.always
+        if quirk.before is not None:
+            quirk.before()
         if quirk.location is not None or quirk.status is not None:
             headers = {"Location": quirk.location} if quirk.location is not None else {}
             self.say(request, quirk.status or 302, {**headers, **dict(quirk.headers)})
