@@ -41,11 +41,12 @@ _FAST: Settings = {
     "enable_incoming_utp": False,
     "out_enc_policy": 2,  # no obfuscation: RC4 costs as much as TLS, and proves nothing
     "in_enc_policy": 2,
-    "send_buffer_watermark": 3 << 20,
+    "send_buffer_watermark": 8 << 20,
     "send_buffer_low_watermark": 512 << 10,
     "send_buffer_watermark_factor": 150,
     "max_out_request_queue": 1500,
     "max_allowed_in_request_queue": 4000,
+    "max_queued_disk_bytes": 16 << 20,  # more only leaves the processor's caches before it is written
     "aio_threads": 2,
     "hashing_threads": 2,
     "unchoke_slots_limit": 32,
