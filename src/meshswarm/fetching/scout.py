@@ -65,7 +65,7 @@ class Scout:
         rng: random.Random | None = None,
     ) -> None:
         self._rng = rng or random.Random()
-        self._asking: dict[PeerId, asyncio.Future[None]] = {}
+        self._asking: dict[PeerId, asyncio.Task[None]] = {}
         self._endpoint = endpoint
         self._dht = dht
         self._swarm = swarm
@@ -107,17 +107,16 @@ class Scout:
         records = sorted(await self.records(), key=self._worth_asking)
         for record in records[:MAX_HOLDERS]:
             if record.peer not in self._asking:
-                asked = asyncio.ensure_future(self._ask(record, torrent_port))
-                self._asking[record.peer] = asked
-                asked.add_done_callback(lambda _, peer=record.peer: self._asking.pop(peer, None))
+                self._asking[record.peer] = asyncio.create_task(self._ask(record, torrent_port))
         waiting = set(self._asking.values())
         while waiting:
             patience_s = GRACE_S if self.pieces else None
             done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            for asked in done:
-                asked.result()
+            for task in done:
+                task.result()
             if not done:
                 break  # somebody has answered; those that keep us waiting may still do so
+        self._asking = {peer: task for peer, task in self._asking.items() if not task.done()}
         gone = {record.peer for record in records}
         for peer in [peer for peer in self.pieces if peer not in gone]:
             del self.pieces[peer]
