@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +74,12 @@ def head_of(model: Model) -> Head:
         rtt_s=lambda peer: None,
         report_unreachable=lambda peer: None,
     )
-    directory: Any = SimpleNamespace(resolve=answering(card), voice=answering(voice))
+    told: list[tuple[str | None, bytes]] = []
+
+    async def answered(ref: str | None, model_id: bytes) -> None:
+        told.append((ref, model_id))
+
+    directory: Any = SimpleNamespace(resolve=answering(card), voice=answering(voice), answered=answered, told=told)
     routes = Routes(model.head, model.identity, dht, model.books, list)
     return Head(routes, directory, model.tasks, speculation=Speculation.OFF, max_wait_s=10.0)
 
@@ -120,6 +127,21 @@ async def test_a_next_turn_computes_what_is_new_and_says_what_a_fresh_run_says(h
     assert end.timings.prompt_n == 4
     assert [server.sessions_total for server in model.servers] == [0, 1, 1]
     assert again == await fresh(head, request(chat))
+
+
+async def test_what_a_name_meant_is_told_to_the_directory_once_the_answer_is_whole(head: Head) -> None:
+    told: Any = head.directory
+    asked = replace(request(PROMPT, max_tokens=3), model="tiny")
+    events = head.generate(asked)
+    async with asyncio.timeout(30), contextlib.aclosing(events):
+        async for event in events:
+            assert told.told == [] or isinstance(event, Finished)
+    await asyncio.sleep(0)
+    assert told.told == [("tiny", bytes(32))]
+    with contextlib.suppress(StopAsyncIteration):
+        async with contextlib.aclosing(head.generate(asked)) as cut_short:
+            await anext(cut_short)
+    assert told.told == [("tiny", bytes(32))], "who left heard nothing whole"
 
 
 @pytest.mark.parametrize("architecture", ["qwen35moe", "deepseek4"])
