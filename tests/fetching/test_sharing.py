@@ -195,7 +195,10 @@ async def test_a_slice_alone_is_kept_where_that_was_asked_for(start_node: StartN
     assert await other.sharing.library.only_slices(info) > 0
     assert not list((other.home / "pieces").rglob("*.gguf"))
     assert not other.sharing.is_seeding
-    assert (await other.sharing.library.known(info.name)).model_id == info.model_id
+    await holder.dht.withdraw()
+    await holder.leave()
+    known = await other.sharing.library.known(info.name)
+    assert known.model_id == info.model_id, "it is known by name without anybody else"
 
 
 async def test_a_file_in_place_is_seeded_without_a_copy_or_a_change(start_node: StartNode, model_file: Path) -> None:

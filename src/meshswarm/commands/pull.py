@@ -107,7 +107,8 @@ def terminal_bar() -> Show:
         is_bar = event["event"] in ("fetching", "reading") and sys.stderr.isatty()
         line = _bar(event) if is_bar else sentence_of(event)
         if line and (is_bar or event["event"] != "reading"):
-            print(f"\r{line:<{width}}", end="" if is_bar else "\n", file=sys.stderr, flush=True)
+            start = "\r" if sys.stderr.isatty() else ""
+            print(f"{start}{line:<{width}}", end="" if is_bar else "\n", file=sys.stderr, flush=True)
             width = len(line) if is_bar else 0
 
     return show
