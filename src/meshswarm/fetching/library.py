@@ -175,7 +175,7 @@ class Library:
         for attempt in range(LOOKUPS):
             if attempt:
                 await asyncio.sleep(LOOKUP_S)
-            cards = [card for card, _ in await self._dht.models(fresh=True)]
+            cards = [signed.card for signed in await self._dht.cards(fresh=True)]  # each holder's own words
             found = {card.model_id: card for card in cards if _is_meant(card, ref, model_id)}
             is_last = attempt == LOOKUPS - 1 or not self._dht.known_peers()
             if model_id is None and (found or is_last):
