@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -137,6 +138,26 @@ def test_the_child_lowers_its_limits() -> None:
     assert rows["Max cpu time"][:2] == ["77", "82"], "first a signal of its own, then the one that means no memory"
     assert rows["Max core file size"][:2] == ["0", "0"]
     assert rows["Max file size"][:2] == ["0", "0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_the_child_reaches_nobody() -> None:
+    script = (
+        "import os, socket, sys\n"
+        "import meshswarm.artifacts.probe_child as child\n"
+        "before = os.readlink('/proc/self/ns/net')\n"
+        "child._leave_network()\n"
+        "print('left' if os.readlink('/proc/self/ns/net') != before else 'stayed', flush=True)\n"
+        "socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        command = [sys.executable, "-c", script, port]
+        child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if child.stdout.strip() == "stayed":
+        pytest.skip("this system lets no process of ours leave its network")
+    assert child.stdout.strip() == "left" and child.returncode != 0
+    assert "unreachable" in child.stderr
 
 
 def test_the_build_names_the_installed_library() -> None:

@@ -13,7 +13,7 @@ from meshswarm.artifacts.gguf import check_tokenizer, read_header
 from meshswarm.stage.families.table import FAMILIES
 
 SCRIPT = Path(fuzz_gguf.__file__)
-N_MUTATIONS = 300
+N_MUTATIONS = 150
 
 
 def test_a_sample_of_damaged_models_is_refused_or_harmless() -> None:
