@@ -229,7 +229,8 @@ class Gossip(Views):
         urgent: list[Event] = []
         if accepted:
             urgent = self._events.lacking(set(swap.events), peer, now)
-            words += [event.word for event in urgent[:1]]
+            if urgent and urgent[0].is_known:  # one is part of every answer; the others are paid for
+                words.append(urgent.pop(0).word)
             words += self._own_report(peer, now)
             if swap.reports is not None:
                 lacking = self.loads.lacking(swap.reports, swap.interests, peer, now)
@@ -241,7 +242,7 @@ class Gossip(Views):
         if swap.wants_contacts or not accepted:
             contacts = self.neighbours.contacts(2 if accepted else 4, {peer, *self.gone(now)})
         chosen = _within(words)
-        chosen += self._events.paid(urgent[1:], messages.MAX_WORDS - len(chosen), now)
+        chosen += self._events.paid(urgent, messages.MAX_WORDS - len(chosen), now)
         if accepted and now >= self._ask_back_at and self._events.is_news(swap.events):
             self._ask_back_at = now + ASK_BACK_S
             self._swap(peer, now)

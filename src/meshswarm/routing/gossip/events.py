@@ -23,8 +23,9 @@ MAX_EVENTS, MAX_OTHERS = 384, 128  # about peers that are known here, and about 
 OTHERS_TAGS = 8  # of the urgent words a neighbour is told of, so many are left for others; more when there are few
 BUDGET_PER_S = 300.0  # bytes a second
 BUDGET_BURST = 48_000.0
-RESERVE = BUDGET_BURST / 2  # of the budget, for those who ask: they get only what they lack
-OTHERS_RESERVE = RESERVE / 2  # what words about others leave of either part
+OTHERS_PER_S = 500.0  # of words about others, which get no free place in an answer as those about known peers do
+OTHERS_BURST = 12_000.0
+RESERVED = 0.5  # of each budget, for those who ask: they get only what they lack
 EXTRA_BYTES = 2000  # of urgent words in one answer, beyond its usual size
 MESSAGE_BYTES = 150  # what a message costs beyond its words, with its acknowledgement
 FANOUT = 2  # to how many neighbours at random a word of others is sent on
@@ -50,6 +51,24 @@ class _Errand:
     is_known: bool
 
 
+class _Purse:
+    """A budget of bytes: `per_s` of them, and `burst` saved up."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._left = burst
+        self._paid_at = 0.0
+
+    def pay(self, n_bytes: int, now: float, *, reserved: float = 0.0) -> bool:
+        """Takes that much out if it is there, with `reserved` (a share of all that can be saved) left behind."""
+        self._left = min(self._burst, self._left + max(0.0, now - self._paid_at) * self._per_s)
+        self._paid_at = now
+        if self._left < n_bytes + reserved * self._burst:
+            return False
+        self._left -= n_bytes
+        return True
+
+
 class Events:
     """What happened lately, and what of it is on its way out. `known`: whom this peer knows otherwise."""
 
@@ -61,8 +80,7 @@ class Events:
         self._errands: list[_Errand] = []
         self._seen: OrderedDict[int, None] = OrderedDict()  # tags of those that were here, for longer than they are
         self._events: Remembered[Event] = Remembered(known, MAX_EVENTS, MAX_OTHERS)
-        self._budget = BUDGET_BURST
-        self._paid_at = 0.0
+        self._purses = {True: _Purse(BUDGET_PER_S, BUDGET_BURST), False: _Purse(OTHERS_PER_S, OTHERS_BURST)}
 
     def add(self, about: PeerId, word: Word, now: float, *, key: bytes | None = None) -> None:
         """Keep it for those who ask. Words with one `key` (their bytes, where there is none) say the same."""
@@ -100,7 +118,7 @@ class Events:
             return []
         errands, self._errands, self.next_at = self._errands, [], float("inf")
         by_peer: dict[PeerId, list[Word]] = {}
-        for is_known, leaving in ((True, RESERVE), (False, RESERVE + OTHERS_RESERVE)):
+        for is_known, purse in self._purses.items():
             more: dict[PeerId, list[Word]] = {}
             for errand in errands:
                 for peer in errand.to if errand.is_known is is_known else ():
@@ -109,7 +127,7 @@ class Events:
                 n = min(len(waiting), MAX_WORDS - len(by_peer.get(peer, ())))
                 words = waiting[len(waiting) - n :]
                 n_bytes = sum(len(word.data) for word in words) + (0 if peer in by_peer else MESSAGE_BYTES)
-                if words and self._pay(n_bytes, now, leaving=leaving):
+                if words and purse.pay(n_bytes, now, reserved=RESERVED):
                     by_peer.setdefault(peer, []).extend(words)
         return [(peer, tuple(words)) for peer, words in by_peer.items()]
 
@@ -132,20 +150,10 @@ class Events:
         room = EXTRA_BYTES
         for event in events[: max(0, n)]:
             room -= len(event.word.data)
-            leaving = 0.0 if event.is_known else OTHERS_RESERVE
-            if room < 0 or not self._pay(len(event.word.data), now, leaving=leaving):
+            if room < 0 or not self._purses[event.is_known].pay(len(event.word.data), now):
                 break
             chosen.append(event.word)
         return tuple(chosen)
-
-    def _pay(self, n_bytes: int, now: float, *, leaving: float = 0.0) -> bool:
-        """Takes that much out of the budget for messages out of turn, if it is there."""
-        self._budget = min(BUDGET_BURST, self._budget + max(0.0, now - self._paid_at) * BUDGET_PER_S)
-        self._paid_at = now
-        if self._budget < n_bytes + leaving:
-            return False
-        self._budget -= n_bytes
-        return True
 
     def _lately(self, now: float) -> list[Event]:
         known, others = (
