@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.routing.balance import cuts_of, peer_id
 
-from meshswarm.routing.demand import Fit, Offer, pick
+from meshswarm.routing.demand import Fit, Offer, larger, pick
 from meshswarm.routing.view import Holder, View
 from meshswarm.span import Span
 
@@ -37,6 +37,18 @@ def test_alone_it_takes_the_best_that_fits_whole_else_the_smallest_there_is() ->
     assert picked(OWN_SMALL, unproved) == "small", "of one size class the one that is verified"
     assert picked(OWN_SMALL, replace(OWN_LARGE, fit=Fit.NOTHING)) == "small"
     assert pick([replace(TOO_LARGE, fit=Fit.NOTHING)]) is None
+
+
+def test_what_nobody_here_ran_is_fetched_only_where_nothing_sure_fits_and_else_named() -> None:
+    unsure = replace(OWN_LARGE, name="new", to_fetch=OWN_LARGE.n_bytes, n_bytes=9 * 10**9)
+    verified = replace(OWN_SMALL, to_fetch=OWN_SMALL.n_bytes)
+    assert picked(unsure, verified) == "small"
+    assert picked(unsure, verified, OWN_LARGE) == "large", "what lies on this disk is sure"
+    assert picked(unsure, replace(verified, fit=Fit.PART)) == "new"
+    assert picked(replace(unsure, fit=Fit.PART), replace(verified, fit=Fit.PART)) == "small"
+    assert larger([unsure, verified, OWN_LARGE], verified) == unsure
+    assert larger([unsure, verified], OWN_LARGE) is None, "it is of the same class"
+    assert larger([replace(unsure, fit=Fit.PART), OWN_LARGE], verified) is None
 
 
 def test_joining_beats_starting_another() -> None:

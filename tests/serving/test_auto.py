@@ -100,7 +100,16 @@ async def test_alone_with_an_empty_folder_it_takes_the_catalogues(swarm: Swarm, 
     chosen = await swarm.chosen()
     assert chosen.model == ENTRY.ref and not chosen.is_auto
     assert chosen.because == "nobody serves a model that this peer could join, and it is the best that fits whole"
-    assert swarm.said == [], "it lies among the downloads already"
+    assert not [said for said in swarm.said if "Fetching" in said], "it lies among the downloads already"
+
+
+async def test_a_larger_one_that_would_fit_is_named_and_not_fetched(
+    swarm: Swarm, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    better = replace(listed("better", 11 * 10**8), memory_bytes=3 * 10**8)
+    monkeypatch.setattr("meshswarm.artifacts.manifests.CATALOGUE", (ENTRY, better))
+    assert (await swarm.chosen()).model == ENTRY.ref
+    assert swarm.said == [f"A larger model would fit, 1.1 GB to fetch and never run here: --model {better.ref}"]
 
 
 async def test_alone_the_verified_one_is_taken_before_a_small_one_of_its_own(
@@ -153,6 +162,12 @@ async def test_where_nothing_fits_it_says_what_the_smallest_takes(
     swarm.around.store.import_file(smollm2)
     with pytest.raises(OutOfMemoryError, match=r"no part of any model known here fits into 1 MB of memory; .* 694 MB"):
         await swarm.chosen(memory_bytes=10**6)
+
+
+async def test_nothing_is_fetched_to_find_that_no_layer_of_it_fits(swarm: Swarm, nothing_fetched: None) -> None:
+    with pytest.raises(OutOfMemoryError, match="no part of any model known here fits into 150 MB of memory"):
+        await swarm.chosen(memory_bytes=150 * 10**6)
+    assert swarm.said == []
 
 
 async def test_of_hundreds_of_models_those_with_most_holders_are_looked_at(swarm: Swarm, own_model: ModelCard) -> None:

@@ -47,6 +47,15 @@ class Offer:
         return self.view is not None and bool(self.view.holders)
 
     @property
+    def is_sure(self) -> bool:
+        """Whether it is here already, or was run by those who list it: not something fetched in good faith."""
+        return self.is_verified or not self.to_fetch
+
+    @property
+    def size_class(self) -> SizeClass:
+        return SizeClass.of(self.n_bytes)
+
+    @property
     def weakest(self) -> float:
         """Rows a second of the weakest layer, 0 where one has no holder."""
         return 0.0 if self.view is None else rows_per_s(min(self.view.rates))
@@ -86,12 +95,25 @@ def pick(offers: Sequence[Offer]) -> Pick | None:
         return Pick(best, why(best))
     whole = [offer for offer in possible if offer.fit is Fit.WHOLE]
     if whole:
-        best = max(whole, key=lambda offer: (SizeClass.of(offer.n_bytes), offer.is_verified, offer.n_bytes, offer.name))
+        best = max(whole, key=_by_worth)
         return Pick(best, "nobody serves a model that this peer could join, and it is the best that fits whole")
     if possible:
-        best = min(possible, key=lambda offer: (offer.n_bytes, not offer.is_verified, offer.name))
+        best = min(possible, key=lambda offer: (not offer.is_sure, offer.n_bytes, not offer.is_verified, offer.name))
         return Pick(best, "nobody serves a model that this peer could join, none fits whole, and it is the smallest")
     return None
+
+
+def larger(offers: Sequence[Offer], chosen: Offer) -> Offer | None:
+    """The best that would fit whole, of a larger size class than `chosen` and not taken only because nobody here ran
+    it; None where there is none."""
+    unsure = [offer for offer in offers if offer.fit is Fit.WHOLE and not offer.is_sure]
+    better = [offer for offer in unsure if offer.size_class > chosen.size_class]
+    return max(better, key=_by_worth, default=None)
+
+
+def _by_worth(offer: Offer) -> tuple[bool, SizeClass, bool, int, str]:
+    """The better a model is to serve alone, the more: what is sure before all else."""
+    return offer.is_sure, offer.size_class, offer.is_verified, offer.n_bytes, offer.name
 
 
 def by_need(offer: Offer) -> tuple[int, float, float, int, str, int]:

@@ -7,17 +7,18 @@ for the next, and whoever sits here is told before anything is fetched what, how
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.catalogue import CATALOGUE
 from meshswarm.errors import MeshswarmError, OutOfMemoryError
 from meshswarm.routing.choice import Limits
-from meshswarm.routing.demand import Fit, Pick, pick
+from meshswarm.routing.demand import Fit, Offer, Pick, larger, pick
 from meshswarm.serving.hearsay import SILENCE, Hearsay
 from meshswarm.serving.layers import known_model, limits_of, memory_model
 from meshswarm.serving.offers import fit_of, most, offers_of
-from meshswarm.serving.reach import Reach
+from meshswarm.serving.reach import KEEP_FREE_BYTES, Reach
 from meshswarm.serving.serving import Serving
 from meshswarm.serving.settings import ServingSettings, Surroundings
 from meshswarm.stage.engine.devices import list_devices
@@ -55,6 +56,7 @@ class AutoChoice:
                 raise self._error or _nothing_fits(limits)
             obstacle = await self._reach.obstacle(picked.offer)
             if not obstacle and await self._is_had(picked, limits):
+                await self._say_larger(picked.offer, offers)
                 return self._chosen(picked)
             if obstacle and picked.offer.is_served:
                 self._say(f"{picked.offer.name} is passed over: {obstacle}.")
@@ -68,6 +70,14 @@ class AutoChoice:
             except MeshswarmError as error:
                 self._pass_over(chosen.model, error)
                 chosen = await self.next()
+
+    async def _say_larger(self, chosen: Offer, offers: Sequence[Offer]) -> None:
+        """That a better model could be had, to who serves alone: a person may start what a peer does not by itself."""
+        room = await self._reach.free_bytes() - KEEP_FREE_BYTES
+        better = larger([offer for offer in offers if offer.to_fetch <= room], chosen)
+        if better is not None and not chosen.is_served:
+            size = in_words(better.to_fetch)
+            self._say(f"A larger model would fit, {size} to fetch and never run here: --model {better.ref}")
 
     def _chosen(self, picked: Pick) -> ServingSettings:
         changes_model = self._settings.changes_model and self._settings.is_mobile

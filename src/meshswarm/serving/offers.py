@@ -129,7 +129,7 @@ def _listed(around: Surroundings, entry: CatalogueEntry, limits: Limits, seen: M
         model_id=entry.model_id,
         n_bytes=entry.n_bytes,
         is_verified=entry.is_verified,
-        fit=Fit.WHOLE if memory_bytes <= most(limits) else Fit.PART,
+        fit=_guessed_fit(memory_bytes, entry.n_layers, limits),
         view=view,
         to_fetch=0 if is_fetched(entry.ref) else entry.n_bytes,
         warning=entry.warning,
@@ -149,11 +149,19 @@ def _foreign(seen: _Seen, limits: Limits) -> Offer:
         model_id=card.model_id,
         n_bytes=n_bytes,
         is_verified=False,
-        fit=Fit.WHOLE if n_bytes * SLACK_PERCENT // 100 + PROCESS_BYTES <= most(limits) else Fit.PART,
+        fit=_guessed_fit(n_bytes * SLACK_PERCENT // 100 + PROCESS_BYTES, card.n_layers, limits),
         view=seen.view,
         to_fetch=_to_fetch(n_bytes, limits),
         warning=f"{card.name} is unverified: peers of this swarm serve it, and nothing else is known of it here",
     )
+
+
+def _guessed_fit(memory_bytes: int, n_layers: int, limits: Limits) -> Fit:
+    """How much of a model fits that takes so much whole, as far as can be said without its header."""
+    if memory_bytes <= most(limits):
+        return Fit.WHOLE
+    one_layer = max(0, memory_bytes - PROCESS_BYTES) // n_layers + PROCESS_BYTES
+    return Fit.PART if one_layer <= most(limits) else Fit.NOTHING
 
 
 def _to_fetch(n_bytes: int, limits: Limits) -> int:

@@ -51,12 +51,16 @@ class Reach:
             return ""
         if not offer.is_served and offer.to_fetch > MAX_ALONE_BYTES:
             return f"{in_words(offer.to_fetch)} are more than is fetched without being asked"
-        free = await asyncio.to_thread(lambda: shutil.disk_usage(self._folder).free)
+        free = await self.free_bytes()
         if offer.to_fetch + KEEP_FREE_BYTES > free:
             return f"it takes {in_words(offer.to_fetch)} of the disk, where {in_words(free)} are free"
         if offer.ref.startswith("hf:") and not await self._is_on_hub(HubRef.parse(offer.ref)):
             return "the hub cannot be reached, or does not give it"
         return ""
+
+    async def free_bytes(self) -> int:
+        """Of the disk."""
+        return await asyncio.to_thread(lambda: shutil.disk_usage(self._folder).free)
 
     async def _is_on_hub(self, ref: HubRef) -> bool:
         if self._hub_is_out_of_reach:
