@@ -18,6 +18,7 @@ from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ArtifactError
 from meshswarm.routing.change import CHANGE_ROUND_S, STEADY_S
 from meshswarm.routing.choice import Choice
+from meshswarm.routing.demand import Offer
 from meshswarm.routing.restraint import SETTLE_S, TRUST_S
 from meshswarm.serving import ServingSettings, changing
 from meshswarm.serving.moving import FAILED_S, Mover
@@ -119,6 +120,16 @@ async def test_who_named_its_model_or_hears_of_no_other_stays(world: TwoModels) 
     world.wanted = {world.serving.model.model_id: 0.1}
     await world.until_its_turn()
     world.wanted, world.mover._changer = wanted, None
+    await world.until_its_turn()
+    assert world.changes == [] and world.said == []
+
+
+async def test_what_cannot_be_had_draws_nobody(world: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(changing.Reach):
+        async def obstacle(self, offer: Offer) -> str:
+            return "no room on the disk"
+
+    monkeypatch.setattr(changing, "Reach", FullDisk)
     await world.until_its_turn()
     assert world.changes == [] and world.said == []
 

@@ -21,6 +21,7 @@ from meshswarm.routing.view import View
 from meshswarm.serving.hearsay import Hearsay
 from meshswarm.serving.layers import choose_layers, known_model, limits_of, memory_model
 from meshswarm.serving.offers import offers_of
+from meshswarm.serving.reach import Reach
 from meshswarm.serving.serving import Serving
 from meshswarm.serving.settings import Surroundings
 from meshswarm.stage.engine.devices import list_devices
@@ -63,8 +64,11 @@ class Changer:
         return change
 
     async def _offers(self, wanted: frozenset[bytes]) -> list[Offer]:
+        """The wanted models that can be had now."""
         limits = self._instead(await self._limits())
-        return await offers_of(self._serving.settings, self._around, self._hearsay, limits, only=wanted)
+        found = await offers_of(self._serving.settings, self._around, self._hearsay, limits, only=wanted)
+        reach = Reach(self._around.home.root)
+        return [offer for offer in found if not await reach.obstacle(offer)]
 
     async def carry_out(self, change: Change) -> bool:
         """Serve that model instead, whether that came to be; if not, others may count on this peer again. Raises
