@@ -78,6 +78,7 @@ def _live(arguments: argparse.Namespace, say: scenarios.Say, *, liars: float) ->
         settling_s=arguments.settling_s,
         n_lookups=arguments.lookups,
         liars=liars,
+        talks=arguments.talks,
         say=say,
     )
 
@@ -119,6 +120,9 @@ def main() -> None:
     parser.add_argument("--virtual-s", type=float, default=300.0, help="how long to measure, in simulated seconds")
     parser.add_argument("--settling-s", type=float, default=60.0, help="how long to run before that")
     parser.add_argument("--lookups", type=int, default=3000)
+    parser.add_argument(
+        "--talks", action="store_true", help="life, malice: with gossip and readings, not the table alone"
+    )
     parser.add_argument("--json", action="store_true", help="one object for each scenario, and nothing else")
     parser.add_argument("--calibrate", action="store_true", help="only measure what real connections cost")
     arguments = parser.parse_args()

@@ -183,10 +183,9 @@ class Core:
         reach = max(lookup.radius for lookup in lookups) >> REACH_SHIFT
         return messages.encode_find(FindQuestion(self.sender, keys, wants_records, reach, have))
 
-    def contacts_had(self, lookups: Sequence[Lookup], now: float) -> list[Contact]:
-        """Contacts that answers to a question for `lookups` are likely to name, and which are known here."""
-        near = [self.table.closest(lookup.target, now) for lookup in lookups]
-        in_turn = chain.from_iterable(zip_longest(*near))
+    def contacts_had(self, lookups: Sequence[Lookup]) -> list[Contact]:
+        """Contacts that answers to a question for `lookups` are likely to name, and which are known to these."""
+        in_turn = chain.from_iterable(zip_longest(*(lookup.nearest() for lookup in lookups)))
         return list({each.peer: each for each in in_turn if each is not None}.values())
 
     def take_pong(

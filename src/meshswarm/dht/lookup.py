@@ -202,6 +202,11 @@ class Lookup:
         answered = (at for at in self._order if self._known[at].state is _State.FOUND)
         return [at for at, _ in zip(answered, range(self._k), strict=False)]
 
+    def nearest(self) -> list[Contact]:
+        """Those known to it, whether they were asked or not, that answers are likely to name again: the nearest, and
+        such a share of the others as answers hold."""
+        return [self._known[at].contact for at in spread(self._order, self._k, self.radius)]
+
     def covers(self) -> int:
         """Within this distance of the target everybody who should keep something here was found."""
         found = self._found()

@@ -152,7 +152,7 @@ class Questions:
     async def _find(
         self, contact: Contact, lookups: Sequence[Lookup], records: RecordSet, marker: Marker, wants_records: bool
     ) -> None:
-        had = self._core.contacts_had(lookups, self._clock())
+        had = self._core.contacts_had(lookups)
         have = marker.have((record.wire for record in records), had)
         question = self._core.find_question(lookups, wants_records=wants_records, have=have)
         try:
