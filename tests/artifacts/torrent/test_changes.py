@@ -72,7 +72,7 @@ async def test_a_change_just_before_it_is_served_is_caught_by_the_hash(
     """No look at the file's date comes in between: the piece is hashed before it is served first."""
     seeder, leecher = await start_session(), await start_session()
     served = await seeder.seed(shared.content, shared.path, shared.layer)
-    served._watch.is_changed = lambda *_args, **_options: False  # type: ignore[method-assign]
+    served._state.watch.is_changed = lambda *_args, **_options: False  # type: ignore[method-assign]
     for index in range(13):
         bend(shared.path, index * PIECE)
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
@@ -91,7 +91,7 @@ async def test_a_seeded_file_is_never_written_to(shared: Shared, start_session: 
     honest, seeder, leecher = [await start_session() for _ in range(3)]
     right = await honest.seed(shared.content, shared.path, shared.layer)
     served = await seeder.seed(shared.content, copy, shared.layer)
-    served._suspect = lambda: None  # type: ignore[method-assign] # libtorrent is left alone with what it found
+    served._state.suspect = lambda: None  # type: ignore[method-assign] # libtorrent is left alone with what it found
     stamp = FileStamp.of(copy)
     served.connect(LOOPBACK, honest.port)
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
@@ -108,22 +108,13 @@ async def test_a_file_touched_but_not_changed_is_seeded_on(
     said: list[str] = []
     seeder, leecher = await start_session(say=said.append), await start_session()
     served = await seeder.seed(shared.content, shared.path, shared.layer)
-    looks = 0
-    original = served._look_again
-
-    async def counted() -> None:
-        nonlocal looks
-        await original()
-        looks += 1
-
-    served._look_again = counted  # type: ignore[method-assign]
     os.utime(shared.path, (1, 1))
-    await eventually(lambda: looks, 10)
+    await eventually(lambda: served._upkeep.n_looks, 10)
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, seeder.port)
     await torrent.fetch(range(13))
     assert not said and torrent.path.read_bytes() == shared.data
-    assert looks == 1
+    assert served._upkeep.n_looks == 1
 
 
 async def test_a_file_that_changed_since_it_was_hashed_is_not_seeded(
@@ -145,7 +136,7 @@ async def test_a_partly_fetched_file_that_is_bent_loses_that_piece_only(
     torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
     torrent.connect(LOOPBACK, seeder.port)
     await torrent.fetch(range(6))
-    await eventually(lambda: torrent._watch._stamp is not None, 10)
+    await eventually(lambda: torrent._state.watch._stamp is not None, 10)
     bend(torrent.path, 2 * PIECE + 5)
     await eventually(lambda: said, 10)
     await eventually(lambda: torrent.have() == frozenset({0, 1, 3, 4, 5}), 10)
@@ -162,7 +153,7 @@ async def test_a_file_deleted_under_a_fetch_is_fetched_anew(
     for index in (0, 1):
         assert await torrent.add_piece(index, shared.data[index * PIECE : (index + 1) * PIECE])
     await torrent.fetch([0, 1])
-    await eventually(lambda: torrent._watch._inode is not None, 10)
+    await eventually(lambda: torrent._state.watch._inode is not None, 10)
     torrent.path.unlink()
     await eventually(lambda: torrent.have() == frozenset(), 10)
     for index in range(13):

@@ -9,6 +9,7 @@ import pytest
 from tests.artifacts.torrent.peers import LOOPBACK, PIECE, MakeFile, MakeLiar, Shared, StartSession
 from tests.net.eventually import eventually
 
+from meshswarm.artifacts.torrent import alone
 from meshswarm.errors import ArtifactError
 
 
@@ -98,7 +99,38 @@ async def test_a_liars_address_is_refused_where_no_honest_peer_shares_it(
 
 
 def torrent_peers(torrent: object) -> list[object]:
-    return list(torrent._attachment._handle.get_peer_info())  # type: ignore[attr-defined]
+    return list(torrent._state.attachment._handle.get_peer_info())  # type: ignore[attr-defined]
+
+
+async def test_a_liar_that_dials_in_and_many_that_say_nothing_stop_no_fetch(
+    shared: Shared,
+    start_session: StartSession,
+    make_liar: MakeLiar,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody was told of the liar, so it is never asked alone; the silent ones are asked before the honest peer."""
+    monkeypatch.setattr(alone, "ANSWER_S", 0.4)
+    leecher, honest = await start_session(), await start_session("127.0.0.9")
+    await honest.seed(shared.content, shared.path, shared.layer)
+    liar = make_liar(shared, [index * PIECE for index in range(13)])
+    silent = [await asyncio.start_server(say_nothing, LOOPBACK, 0) for _ in range(5)]
+    torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    for server in silent:
+        torrent.connect(*server.sockets[0].getsockname())
+    fetching = asyncio.create_task(torrent.fetch(range(13), patience_s=1.5))
+    liar.handle.connect_peer((LOOPBACK, leecher.port))
+    await eventually(lambda: liar.sent_bytes > PIECE, 20)
+    torrent.connect("127.0.0.9", honest.port)
+    await fetching
+    assert torrent.path.read_bytes() == shared.data
+    for server in silent:
+        server.close()
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
 
 
 async def test_right_bytes_from_elsewhere_clear_a_doubt(
