@@ -76,7 +76,7 @@ def test_two_imports_of_one_file_at_once(tmp_path: Path, smollm2: Path) -> None:
     ids = {last_line(process) for process in processes}
     (info,) = Store(tmp_path / "home").models()
     assert ids == {info.id_text}
-    assert not [path for path in (tmp_path / "home").rglob("*.new")]
+    assert not list((tmp_path / "home").rglob("*.new"))
 
 
 @POSIX_ONLY
