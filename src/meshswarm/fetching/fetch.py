@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshswarm.artifacts.sources.http_source import HttpSource
     from meshswarm.artifacts.sources.web_pieces import WebPieces
 
-LOOK_S, FIRST_LOOKS, LATER_LOOK_S = 3.0, 10, 15.0
+LOOK_S, FIRST_LOOKS, LATER_LOOK_S = 2.0, 10, 15.0
 """How often it is seen who else holds the model by now: so many times, and then."""
 TELL_S = 0.5
 PATIENCE_S = 20.0
@@ -158,11 +158,12 @@ class Fetch:
         return bool(self._web[file]) or self._n_locating > 0
 
     async def _look_on(self) -> None:
-        """Often at first, when others may have begun at the same time, then now and then."""
+        """At once, now that others can be told where this peer gives what it gets; often at first, when some may have
+        begun at the same time; then now and then."""
         for n_looks in itertools.count():
-            await asyncio.sleep(LOOK_S if n_looks < FIRST_LOOKS else LATER_LOOK_S)
             with contextlib.suppress(MeshswarmError):
                 await self._look()
+            await asyncio.sleep(LOOK_S if n_looks < FIRST_LOOKS else LATER_LOOK_S)
 
     async def _look(self) -> None:
         await self._scout.look(self._means.torrent_port)
