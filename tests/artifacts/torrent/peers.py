@@ -30,6 +30,17 @@ class Shared:
         return self.path.read_bytes()
 
 
+def plain_settings(host: str) -> Any:
+    """Of a stock libtorrent session that stays on `host`."""
+    switches = ("dht", "lsd", "upnp", "natpmp", "outgoing_utp", "incoming_utp")
+    return {
+        "listen_interfaces": f"{host}:0",
+        "allow_multiple_connections_per_ip": True,
+        "close_redundant_connections": False,
+        **{f"enable_{switch}": False for switch in switches},
+    }
+
+
 class Liar:
     """A plain libtorrent peer that shares a file, and changes it once it has been checked."""
 
@@ -37,18 +48,7 @@ class Liar:
         folder.mkdir(parents=True)
         path = folder / "copy"
         path.write_bytes(shared.data)
-        settings: Any = {
-            "listen_interfaces": f"{host}:0",
-            "enable_dht": False,
-            "enable_lsd": False,
-            "enable_upnp": False,
-            "enable_natpmp": False,
-            "enable_outgoing_utp": False,
-            "enable_incoming_utp": False,
-            "allow_multiple_connections_per_ip": True,
-            "close_redundant_connections": False,
-        }
-        self.session = lt.session(settings, 0)
+        self.session = lt.session(plain_settings(host), 0)
         torrent = {"info": shared.content.info_dict(), "piece layers": {shared.content.root: shared.layer}}
         params = lt.load_torrent_buffer(bencode(torrent))
         params.save_path = str(folder)

@@ -6,11 +6,10 @@ import asyncio
 import socket
 import ssl
 from pathlib import Path
-from typing import Any
 
 import libtorrent as lt
 import pytest
-from tests.artifacts.torrent.peers import LOOPBACK, Shared, StartSession
+from tests.artifacts.torrent.peers import LOOPBACK, Shared, StartSession, plain_settings
 
 from meshswarm.artifacts.torrent.content import bencode
 from meshswarm.errors import ArtifactError, ConfigError
@@ -78,9 +77,7 @@ async def test_a_plain_bittorrent_client_gets_nothing(
 
     seeder = await start_session(secret=SECRET)
     served = await seeder.seed(shared.content, shared.path, shared.layer)
-    quiet = dict.fromkeys(("enable_dht", "enable_lsd", "enable_upnp", "enable_natpmp"), False)
-    settings: Any = {"listen_interfaces": f"{LOOPBACK}:0", **quiet}
-    client = await asyncio.to_thread(lt.session, settings, 0)
+    client = await asyncio.to_thread(lt.session, plain_settings(LOOPBACK), 0)
     torrent = {"info": shared.content.info_dict(), "piece layers": {shared.content.root: shared.layer}}
     params = lt.load_torrent_buffer(bencode(torrent))
     params.save_path = str(tmp_path / "client")
