@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from meshswarm.artifacts.torrent.blame import ASK_AT_ONCE, SILENT_FOR_S, Blame, Question, hosts_to_refuse
 
 A, B, C = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)
@@ -17,7 +19,7 @@ def blame_of(*members: tuple[str, int]) -> Blame:
 def test_one_member_is_asked_at_a_time_and_a_liar_never_again() -> None:
     blame = blame_of(A, B)
     first = blame.next_question({5, 3}, 0.0)
-    assert first == Question(A, (3, 5))
+    assert first == Question(A, (3, 5), is_brief=True)
     blame.lied(A, 3)
     assert blame.liars == {A} and blame.trusted == [B]
     assert not blame.add(A)
@@ -42,6 +44,35 @@ def test_who_is_silent_is_asked_again_later() -> None:
     assert blame.next_question({1}, 2.0) is None
     question = blame.next_question({1}, SILENT_FOR_S)
     assert question is not None and question.member == A
+
+
+def test_many_that_say_nothing_keep_nobody_from_those_who_give() -> None:
+    """Twenty that accept connections and send nothing, each question to one of which takes 8 s."""
+    silent = [("10.0.0.1", port) for port in range(1, 21)]
+    blame = blame_of(*silent, B)
+    blame.gave(B)
+    now, given_at = 0.0, [0.0]
+    while now < 600.0:
+        question = blame.next_question({1}, now)
+        assert question is not None
+        if question.member == B:
+            blame.gave(B)
+            now += 0.5
+            given_at.append(now)
+        else:
+            now += 8.0
+            blame.silent(question.member, "does not answer", now)
+    assert max(later - earlier for earlier, later in itertools.pairwise(given_at)) < 10.0
+    assert len(given_at) > 300, "who is silent again and again is asked less and less"
+
+
+def test_who_is_silent_is_asked_anew_where_nobody_else_is_left() -> None:
+    blame, now = blame_of(A), 0.0
+    for _ in range(4):
+        blame.silent(A, "does not answer", now)
+        assert blame.next_question({1}, now + SILENT_FOR_S - 1.0) is None
+        now += SILENT_FOR_S
+        assert blame.next_question({1}, now) == Question(A, (1,))
 
 
 def test_nothing_in_doubt_is_no_question_and_many_doubts_are_several() -> None:

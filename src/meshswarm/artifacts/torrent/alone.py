@@ -107,7 +107,7 @@ class Alone:
         try:
             if self._tls is not None:
                 handle.set_ssl_certificate_buffer(self._tls.leaf, self._tls.key, self._tls.dh_params)
-            wait_s = ANSWER_S + content.piece_length / SLOW_BYTES_S
+            wait_s = ANSWER_S if question.is_brief else ANSWER_S + content.piece_length / SLOW_BYTES_S
             return await _hear(handle, events, question, on_piece, wait_s)
         finally:
             await engine.remove(content.info_hash)

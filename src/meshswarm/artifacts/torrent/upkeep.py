@@ -185,10 +185,9 @@ class Upkeep:
             state.blame.gave(question.member)
         if answer.wrong is not None:
             self._found_out(question, answer.wrong)
-        elif answer.reason:
-            if state.blame.silent(question.member, answer.reason, time.monotonic()):
-                state.n_moves += 1  # a step forward: a fetch does not end while there are others to ask
-                state.wake()
+        elif answer.reason and state.blame.silent(question.member, answer.reason, time.monotonic()):
+            state.n_moves += 1  # a step forward: a fetch does not end while there are others to ask
+            state.wake()
         for index, data in came.items():
             with contextlib.suppress(ArtifactError):
                 await self.add(index, data, is_proved=True)
