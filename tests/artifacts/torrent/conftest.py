@@ -12,6 +12,7 @@ from tests.artifacts.torrent.peers import LOOPBACK, PIECE, Liar, MakeFile, MakeL
 
 from meshswarm.artifacts.merkle import piece_layer
 from meshswarm.artifacts.torrent import session as sessions
+from meshswarm.artifacts.torrent.certificates import TlsIdentity
 from meshswarm.artifacts.torrent.content import Content, piece_length_of
 from meshswarm.artifacts.torrent.session import TorrentSession
 
@@ -62,8 +63,8 @@ def make_liar(tmp_path: Path) -> Iterator[MakeLiar]:
     """`wrong`: the offsets of the bytes it changes."""
     liars: list[Liar] = []
 
-    def make(shared: Shared, wrong: list[int], host: str = LOOPBACK) -> Liar:
-        liars.append(Liar(shared, tmp_path / f"liar-{len(liars)}", wrong, host))
+    def make(shared: Shared, wrong: list[int], host: str = LOOPBACK, tls: TlsIdentity | None = None) -> Liar:
+        liars.append(Liar(shared, tmp_path / f"liar-{len(liars)}", wrong, host, tls))
         return liars[-1]
 
     yield make

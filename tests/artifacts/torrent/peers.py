@@ -10,6 +10,7 @@ from typing import Any
 
 import libtorrent as lt
 
+from meshswarm.artifacts.torrent.certificates import TlsIdentity
 from meshswarm.artifacts.torrent.content import Content, bencode
 from meshswarm.artifacts.torrent.session import TorrentSession
 
@@ -44,17 +45,26 @@ def plain_settings(host: str) -> Any:
 class Liar:
     """A plain libtorrent peer that shares a file, and changes it once it has been checked."""
 
-    def __init__(self, shared: Shared, folder: Path, wrong: list[int], host: str = LOOPBACK) -> None:
+    def __init__(
+        self, shared: Shared, folder: Path, wrong: list[int], host: str = LOOPBACK, tls: TlsIdentity | None = None
+    ) -> None:
         folder.mkdir(parents=True)
         path = folder / "copy"
         path.write_bytes(shared.data)
-        self.session = lt.session(plain_settings(host), 0)
+        settings = plain_settings(host)
+        if tls is not None:
+            settings["listen_interfaces"] += "s"
+        self.session = lt.session(settings, 0)
         torrent = {"info": shared.content.info_dict(), "piece layers": {shared.content.root: shared.layer}}
         params = lt.load_torrent_buffer(bencode(torrent))
         params.save_path = str(folder)
         params.renamed_files = {0: str(path)}
         params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
+        if tls is not None:
+            params.root_certificate = tls.root
         self.handle = self.session.add_torrent(params)
+        if tls is not None:
+            self.handle.set_ssl_certificate_buffer(tls.leaf, tls.key, tls.dh_params)
         deadline = time.monotonic() + 20
         while not self.handle.status().is_seeding:
             assert time.monotonic() < deadline
@@ -65,7 +75,7 @@ class Liar:
                 byte = file.read(1)[0]
                 file.seek(at)
                 file.write(bytes([byte ^ 1]))
-        self.host, self.port = host, int(self.session.listen_port())
+        self.host, self.port = host, int(self.session.listen_port() if tls is None else self.session.ssl_listen_port())
 
     @property
     def sent_bytes(self) -> int:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import libtorrent as lt
 import pytest
-from tests.artifacts.torrent.peers import LOOPBACK, Shared, StartSession, plain_settings
+from tests.artifacts.torrent.peers import LOOPBACK, PIECE, MakeLiar, Shared, StartSession, plain_settings
+from tests.net.eventually import eventually
 
+from meshswarm.artifacts.torrent.certificates import tls_identity
 from meshswarm.artifacts.torrent.content import bencode
 from meshswarm.errors import ArtifactError, ConfigError
 
@@ -122,3 +124,19 @@ async def test_a_private_session_has_no_port_outside_tls(start_session: StartSes
     session = await start_session(secret=SECRET)
     plain, tls = await session._engine.ports()
     assert plain == 0 and tls == session.port
+
+
+async def test_a_member_that_lies_is_found_out_over_tls(
+    shared: Shared, start_session: StartSession, make_liar: MakeLiar, tmp_path: Path
+) -> None:
+    honest, leecher = await start_session(secret=SECRET), await start_session(secret=SECRET)
+    await honest.seed(shared.content, shared.path, shared.layer)
+    liar = make_liar(shared, [index * PIECE for index in range(13)], tls=tls_identity(SECRET))
+    torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    torrent.connect(LOOPBACK, liar.port)
+    fetching = asyncio.create_task(torrent.fetch(range(13)))
+    await eventually(lambda: torrent.blamed, 20)
+    torrent.connect(LOOPBACK, honest.port)
+    await fetching
+    assert torrent.path.read_bytes() == shared.data
+    assert torrent.blamed == {(LOOPBACK, liar.port)}
