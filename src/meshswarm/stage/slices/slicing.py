@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from meshswarm.artifacts.container import (
 from meshswarm.artifacts.files import TEMPORARY_SUFFIX
 from meshswarm.artifacts.gguf import check_hyperparameters
 from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.ranges import Ranges, merged
 from meshswarm.errors import ArtifactError
 from meshswarm.span import MAX_LAYERS, Span
@@ -64,19 +66,19 @@ def write_slice(
     *,
     proofs: Proofs | None = None,
     pads: tuple[int, ...] | None = None,
-) -> None:
+) -> bytes:
     """Write the layers `span` of the model in `source`, whose checked header is `header`, to `target`. `source`: its
     file, or all of them in order; of one that is there in part, the bytes that `slice_ranges` names must be.
 
     `pads`: the model's layers that the all-zero layers behind the real ones are shaped like (None: those that
-    `slice_pads` names); they are holes in the file. `target` appears complete or not at all. Raises IllegalCutError for
-    a cut that is not proved exact (on the builds of `proofs`; None: on the installed one), ArtifactError when reading
-    or writing fails.
+    `slice_pads` names); they are holes in the file. `target` appears complete or not at all. Returns its
+    BitTorrent v2 root. Raises IllegalCutError for a cut that is not proved exact (on the builds of `proofs`; None: on
+    the installed one), ArtifactError when reading or writing fails.
     """
     writer, placed = _plan(header, span, proofs, pads)
     sources = (source,) if isinstance(source, Path) else tuple(source)
     try:
-        _write_file(sources, target, writer, placed)
+        return _write_file(sources, target, writer, placed)
     except OSError as error:
         raise ArtifactError(
             f"the layers {span} of {sources[0]} cannot be cut into {target}: {error.strerror or error}"
@@ -191,8 +193,8 @@ def _zeros(name: str, dims: tuple[int, ...], like: TensorType = Q5_0) -> _Piece:
     return _Piece(name, dims, zero_type, tensor_bytes(dims, zero_type), None)
 
 
-def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> None:
-    """Write header and tensors to a temporary file, then give it the name `target`."""
+def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> bytes:
+    """Write header and tensors to a temporary file, then give it the name `target`. Returns its root."""
     target.parent.mkdir(parents=True, exist_ok=True)
     head = _head(writer, placed)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY_SUFFIX)
@@ -204,11 +206,15 @@ def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, pla
             out.truncate(len(head) + writer.data_bytes)
             for copy in _copies(placed, len(head)):
                 copy_range(models[copy.file], copy.start, out, copy.position, copy.n_bytes)
-            os.fsync(out.fileno())
+            with ThreadPoolExecutor(1) as beside:
+                synced = beside.submit(os.fsync, out.fileno())
+                root = file_root(Path(temporary))  # of what was written, while the disk takes it
+                synced.result()
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    return root
 
 
 def _head(writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> bytes:
