@@ -52,8 +52,7 @@ class Upkeep:
         if is_flushed and not state.plan.is_broken:
             state.plan.all_flushed()
             return
-        unflushed = set(state.plan.unflushed)
-        good = await asyncio.to_thread(good_pieces, state.path, state.content, state.layer, unflushed)
+        good = await self._good(set(state.plan.unflushed))
         state.plan.found(state.plan.on_disk | good)
         state.is_saved = False
 
@@ -132,7 +131,10 @@ class Upkeep:
         good: frozenset[int] = frozenset()
         with contextlib.suppress(ArtifactError):
             stamp = await asyncio.to_thread(FileStamp.of, state.path)
-            good = await asyncio.to_thread(good_pieces, state.path, state.content, state.layer, before)
+            good = await self._good(before)
+        if state.failure is not None:
+            state.is_saved = True  # not all was looked at, so there is nothing to note
+            return
         state.plan.found(good)
         state.is_saved = False
         lost = on_disk - good
@@ -143,6 +145,13 @@ class Upkeep:
             state.around.say(f"{state.path} was changed by another program: {len(lost)} pieces are lost")
         state.watch.start_again(stamp if state.is_seed else None)
         await self.attach()
+
+    async def _good(self, pieces: set[int]) -> frozenset[int]:
+        """Which of `pieces` are right in the file; not all of them once the torrent has failed or left."""
+        state = self._state
+        return await asyncio.to_thread(
+            good_pieces, state.path, state.content, state.layer, pieces, lambda: state.failure is not None
+        )
 
     def _give_up(self, stamp: FileStamp | None, n_good: int, n_before: int) -> None:
         state = self._state
