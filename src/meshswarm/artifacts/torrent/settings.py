@@ -44,6 +44,7 @@ _FAST: Settings = {
     "send_buffer_watermark": 8 << 20,
     "send_buffer_low_watermark": 512 << 10,
     "send_buffer_watermark_factor": 150,
+    "request_queue_time": 1,  # s of requests under way to one peer: what others may soon give is not asked of it
     "max_out_request_queue": 1500,
     "max_allowed_in_request_queue": 4000,
     "max_queued_disk_bytes": 16 << 20,  # more only leaves the processor's caches before it is written
