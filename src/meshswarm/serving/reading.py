@@ -12,8 +12,9 @@ from meshswarm.dht.known_peers import MAX_KNOWN_PEERS
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 
-READ_S = ((8, 0.0), (MAX_KNOWN_PEERS - 1, 120.0))
-"""How many peers are known at most, and how many seconds then lie between two readings."""
+READ_S = ((8, 0.0), (24, 120.0), (MAX_KNOWN_PEERS - 1, 300.0))
+"""How many peers are known at most, and how many seconds then lie between two readings: each dials nearly all of them,
+and what a peer sends in all is to stay under 4 KB/s."""
 MANY_READ_S = 1200.0
 
 
