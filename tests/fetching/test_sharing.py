@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fetching.conftest import Node, StartNode, eventually
@@ -185,6 +186,27 @@ async def test_a_quota_is_kept_and_said(start_node: StartNode, model_file: Path)
     with pytest.raises(ArtifactError, match="--disk"):
         await small.sharing.fetcher.fetch(await small.wants(info))
     await small.sharing.fetcher.fetch(await small.wants(info, (range(8 * PIECE, 9 * PIECE),)))
+
+
+async def test_what_is_not_used_makes_room_within_the_quota(
+    start_node: StartNode, model_file: Path, tmp_path: Path, gguf_recipe: Any
+) -> None:
+    holder = await start_node()
+    small = await start_node(settings=SharingSettings(disk_bytes=5_000_000))
+    first = await has(holder, model_file)
+    another = gguf_recipe(n_layers=16, n_embd=96).write(tmp_path / "downloads" / "Other-3M.F32.gguf", seed=2)
+    second = await has(holder, another)
+    for info in (first, second):
+        known = await small.sharing.library.known(info.id_text)
+        await small.sharing.library.have_whole(known)
+    assert small.store.get(second.model_id) is not None
+    assert any("to stay within --disk" in warning for warning in small.warnings)
+
+    async def is_only_the_second_held() -> bool:
+        held = [await holder.dht.holders(info.model_id, fresh=True) for info in (first, second)]
+        return [any(record.peer == small.endpoint.peer_id for record in records) for records in held] == [False, True]
+
+    await eventually(is_only_the_second_held, "the end of the record of what was removed")
 
 
 async def test_a_slice_alone_is_kept_where_that_was_asked_for(start_node: StartNode, model_file: Path) -> None:

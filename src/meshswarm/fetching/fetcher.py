@@ -8,7 +8,7 @@ waits, sees how far it is, and finds the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.torrent.content import Content
@@ -28,7 +28,7 @@ Warn = Callable[[str], None]
 
 
 class Fetcher:
-    """`fetch` what is wanted. `warn` gets sentences for a person; `make_room(n_bytes, model_id)` blocks, and raises
+    """`fetch` what is wanted. `warn` gets sentences for a person; `make_room(n_bytes, model_id)` raises
     ArtifactError when the disk has no room for so much more of a model; `shares`: files stay open for others;
     `down_bytes_s`: the most that comes from the web, 0 for no limit."""
 
@@ -41,7 +41,7 @@ class Fetcher:
         shelf: Shelf,
         *,
         warn: Warn,
-        make_room: Callable[[int, bytes], None] = lambda n_bytes, model_id: None,
+        make_room: Callable[[int, bytes], Awaitable[None]],
         shares: bool = True,
         down_bytes_s: int = 0,
     ) -> None:
@@ -107,7 +107,7 @@ class Fetcher:
         model_id = wanted.model_id
         contents = [Content(*file) for file in await asyncio.to_thread(self._store.files, model_id)]
         n_bytes = sum(content.bytes_of(pieces) for content, pieces in zip(contents, missing, strict=True))
-        await asyncio.to_thread(self._make_room, n_bytes, model_id)
+        await self._make_room(n_bytes, model_id)
         scout = self.scout(model_id, contents)
         try:
             await scout.look(0)

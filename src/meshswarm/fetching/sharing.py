@@ -7,6 +7,7 @@ and files are open only while they are fetched.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.store import Store
 from meshswarm.artifacts.torrent.session import TorrentSession
 from meshswarm.dht.node import Dht
-from meshswarm.errors import ConfigError, RequestError
+from meshswarm.errors import ConfigError, MeshswarmError, RequestError
 from meshswarm.fetching.exchange import Offer
 from meshswarm.fetching.fetcher import Fetcher
 from meshswarm.fetching.hashes import Hashes
@@ -32,6 +33,8 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.stage.slices.store import Slices
 
+MAX_COUNTED = 32
+"""Models of which it is asked who else holds them, when some have to go."""
 PULL_PATH = "/meshswarm/pull"
 
 
@@ -71,6 +74,7 @@ class Sharing:
         work: Work,
     ) -> None:
         self._endpoint = endpoint
+        self._dht = dht
         self._swarm = swarm
         self._store = store
         self._home = home
@@ -199,14 +203,26 @@ class Sharing:
                 if self.seeder is not None:
                     self.seeder.begin_again()
 
-    def _make_room(self, n_bytes: int, model_id: bytes) -> None:
-        """Blocks. Raises ArtifactError."""
-        if self._settings.disk_bytes is None:
+    async def _make_room(self, n_bytes: int, model_id: bytes) -> None:
+        """So much more of a model fits into what a person allows, perhaps because others went. Raises ArtifactError."""
+        quota = self._settings.disk_bytes
+        if quota is None:
             return
+        holdings = await asyncio.to_thread(self._disk.holdings)
+        n_holders: dict[bytes, int] = {}
+        if sum(holding.n_bytes for holding in holdings) + n_bytes > quota:
+            for held in list({holding.model_id for holding in holdings})[:MAX_COUNTED]:
+                with contextlib.suppress(MeshswarmError):
+                    records = await self._dht.holders(held)
+                    n_holders[held] = sum(record.peer != self._endpoint.peer_id for record in records)
+        await asyncio.to_thread(self._remove, quota, n_bytes, model_id, n_holders)
+
+    def _remove(self, quota: int, n_bytes: int, model_id: bytes, n_holders: Mapping[bytes, int]) -> None:
+        """Blocks. Raises ArtifactError."""
         served = {model_id, *self._work.served(), *self.fetcher.fetching}
         folders = [self._home / "slices" / model_id_text(each) for each in served]
         loaded = [path for folder in folders for path in folder.glob("*.gguf")]
-        gone = self._disk.make_room(self._settings.disk_bytes, n_bytes, in_use=served, slices_in_use=loaded)
+        gone = self._disk.make_room(quota, n_bytes, in_use=served, slices_in_use=loaded, n_holders=n_holders)
         for holding in gone:
             name = self._store.name_of(holding.model_id)
             self._warn(f"Removed the {holding.kind} of {name} ({holding.n_bytes / 1e6:.0f} MB) to stay within --disk")
