@@ -75,11 +75,12 @@ class Serving:
         because = settings.because or (MODEL_GIVEN if settings.is_mobile and settings.span is None else "")
         if because:
             around.report(placed(because, info, span, others))
-        around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
         intent = intent_of(around, info, choice, usual_speed(others)) if settings.is_mobile and others else None
         if intent is not None:
             await around.dht.publish_coverage(intent)
         try:
+            await have_layers(settings, around, info, span)
+            around.report({"event": "loading", "model": info.name, "layers": str(span), "n_layers": info.n_layers})
             served = await load_slice(settings, around, info, span, choice.n_ctx)
         except MeshswarmError:
             if intent is not None:
