@@ -100,6 +100,34 @@ async def test_two_fetches_of_one_content_share_a_torrent(
     assert served.sent_bytes <= shared.content.length + 4 * 16384
 
 
+async def test_a_root_with_another_length_is_another_content(
+    shared: Shared, start_session: StartSession, tmp_path: Path
+) -> None:
+    """Whoever claims a length that is not the root's gets nothing, and is in nobody's way."""
+    seeder, leecher = await start_session(), await start_session()
+    await seeder.seed(shared.content, shared.path, shared.layer)
+    claimed = Content(shared.content.length + 1, shared.content.root)
+    wrong = await leecher.open(claimed, tmp_path / "wrong.gguf", shared.layer)
+    right = await leecher.open(shared.content, tmp_path / "right.gguf", shared.layer)
+    assert wrong is not right and leecher.get(claimed) is wrong
+    for torrent in (wrong, right):
+        torrent.connect(LOOPBACK, seeder.port)
+    await right.fetch(range(13))
+    assert right.path.read_bytes() == shared.data
+    with pytest.raises(ArtifactError):
+        await wrong.fetch([12], patience_s=0.5)
+
+
+async def test_opened_at_once_after_it_was_removed(shared: Shared, start_session: StartSession, tmp_path: Path) -> None:
+    session = await start_session()
+    await session.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    removing = asyncio.create_task(session.remove(shared.content))
+    await asyncio.sleep(0)
+    torrent = await session.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    await removing
+    assert session.get(shared.content) is torrent and torrent.failure is None
+
+
 async def test_a_file_of_one_piece_and_a_file_of_one_byte(
     make_file: MakeFile, start_session: StartSession, tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ def decode_note(content: Content, data: bytes) -> Note | None:
 
 
 class Notes:
-    """The notes of one folder: `<root>.note`, and `<root>.layer` for the piece layer. Blocking."""
+    """The notes of one folder: `<root>-<length>.note`, and `.layer` for the piece layer. Blocking."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -130,7 +130,7 @@ class Notes:
         return note.have | good_pieces(path, content, layer, claimed - note.have)
 
     def _path(self, content: Content, kind: str) -> Path:
-        return self._folder / f"{content.root.hex()}.{kind}"
+        return self._folder / f"{content.root.hex()}-{content.length}.{kind}"
 
     def _read(self, path: Path, at_most: int) -> bytes | None:
         try:

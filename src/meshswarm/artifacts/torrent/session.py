@@ -49,10 +49,10 @@ class TorrentSession:
         self.is_private = is_private
         self._engine = engine
         self._around = around
-        self._torrents: dict[bytes, Torrent] = {}
-        self._opening: dict[bytes, asyncio.Lock] = {}
+        self._torrents: dict[Content, Torrent] = {}  # a root alone may be claimed with several lengths
+        self._opening: dict[Content, asyncio.Lock] = {}
         self._tasks: Tasks | None = None
-        self._runs: dict[bytes, asyncio.Task[None]] = {}
+        self._runs: dict[Content, asyncio.Task[None]] = {}
         self._is_running = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -164,7 +164,7 @@ class TorrentSession:
         return list(self._torrents.values())
 
     def get(self, content: Content) -> Torrent | None:
-        return self._torrents.get(content.root)
+        return self._torrents.get(content)
 
     async def seed(
         self, content: Content, path: Path, piece_layer: bytes, *, stamp: FileStamp | None = None
@@ -214,7 +214,14 @@ class TorrentSession:
 
     async def remove(self, content: Content) -> None:
         """Neither fetch nor serve it any more. The file and what is noted of it stay."""
-        await self._remove(content, "the file is no longer shared here")
+        torrent = self._torrents.get(content)
+        if torrent is None:
+            return
+        reason = "the file is no longer shared here"
+        torrent.fail(ArtifactError(reason))  # who waits hears of it at once
+        async with self._opening.setdefault(content, asyncio.Lock()):
+            if self._torrents.get(content) is torrent:  # not opened anew meanwhile
+                await self._remove(content, reason)
 
     def _look(
         self, content: Content, path: Path, layer: bytes | None, claimed: frozenset[int]
@@ -233,32 +240,32 @@ class TorrentSession:
         self, content: Content, make: Callable[[], Awaitable[Torrent]], *, replaces_idle: bool = False
     ) -> Torrent:
         """The content's torrent, made if there is none. `replaces_idle`: also if there is one that fetches nothing."""
-        async with self._opening.setdefault(content.root, asyncio.Lock()):
+        async with self._opening.setdefault(content, asyncio.Lock()):
             if self._is_closed:
                 raise ArtifactError("the torrent session was closed")
-            known = self._torrents.get(content.root)
+            known = self._torrents.get(content)
             if known is not None and not _gives_way(known, replaces_idle):
                 return known
             if known is not None:
                 await self._remove(content, "the file is shared from another place now")
             torrent = await make()
-            self._torrents[content.root] = torrent
+            self._torrents[content] = torrent
             try:
                 await torrent.start()
             except BaseException:
-                del self._torrents[content.root]
+                del self._torrents[content]
                 torrent.let_go()
                 raise
             assert self._tasks is not None
-            self._runs[content.root] = self._tasks.create_task(torrent.run())
+            self._runs[content] = self._tasks.create_task(torrent.run())
             return torrent
 
     async def _remove(self, content: Content, reason: str) -> None:
-        torrent = self._torrents.pop(content.root, None)
+        torrent = self._torrents.pop(content, None)
         if torrent is None:
             return
         await torrent.stop(reason)
-        run = self._runs.pop(content.root, None)
+        run = self._runs.pop(content, None)
         if run is not None:
             run.cancel()
         self._refuse_liars()

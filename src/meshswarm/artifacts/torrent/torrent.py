@@ -182,9 +182,13 @@ class Torrent:
         """The work in the background, until cancelled."""
         await self._upkeep.run()
 
+    def fail(self, error: ArtifactError) -> None:
+        """Of no use from now on, for this reason: fetches end with it."""
+        self._state.fail(error)
+
     async def stop(self, reason: str) -> None:
         """Out of the session, what has come noted. Fetches end with an error."""
-        self._state.fail(ArtifactError(reason))
+        self.fail(ArtifactError(reason))
         async with self._state.lifecycle:
             await self._upkeep.leave()
         await self.save()
