@@ -81,10 +81,11 @@ class LinkSettings:
     jitter_ms: float = 0.0
     loss_percent: float = 0.0
     rate_mbit_s: float = 0.0  # per direction of a link; 0: no limit
+    line_mbit_s: float = 0.0  # per direction of a host's line, which all its links share; 0: no limit
 
     def changed(self, message: dict[str, Any]) -> LinkSettings:
         """These settings with those that `message` names replaced."""
-        names = ("jitter_ms", "loss_percent", "rate_mbit_s")
+        names = ("jitter_ms", "loss_percent", "rate_mbit_s", "line_mbit_s")
         given: dict[str, Any] = {name: message[name] for name in names if name in message}
         if "rtt_ms" in message:
             given["rtt_ms"] = same_rtt(len(self.rtt_ms), message["rtt_ms"])
@@ -117,6 +118,8 @@ class Links:
         self._waiting: list[tuple[float, int, int, bytes]] = []  # due, arrival number, destination, packet
         self._arrivals = 0
         self._wire_free = [[0.0] * self.hosts for _ in range(self.hosts)]
+        self._line_up_free = [0.0] * self.hosts
+        self._line_down_free = [0.0] * self.hosts
         self._last_due = [[0.0] * self.hosts for _ in range(self.hosts)]
 
     def send(self, source: int, packet: bytes, now: float) -> None:
@@ -130,18 +133,35 @@ class Links:
         if {source, destination} & self.unplugged or self._random.random() * 100 < settings.loss_percent:
             self.counters.lost += 1
             return
-        start = max(now, self._wire_free[source][destination])
-        if start - now > QUEUE_LIMIT_S:
+        start = self._through_wires(source, destination, len(packet) * 8 / 1e6, now)
+        if start is None:
             self.counters.overflow += 1
             return
-        if settings.rate_mbit_s:
-            start += len(packet) * 8 / (settings.rate_mbit_s * 1e6)
-            self._wire_free[source][destination] = start
         jitter_ms = abs(self._random.gauss(0, settings.jitter_ms)) if settings.jitter_ms else 0.0
         due = start + settings.rtt_ms[source][destination] / 2000 + jitter_ms / 1000
         due = self._last_due[source][destination] = max(due, self._last_due[source][destination])  # never reorder
         self._arrivals += 1
         heapq.heappush(self._waiting, (due, self._arrivals, destination, packet))
+
+    def _through_wires(self, source: int, destination: int, megabits: float, now: float) -> float | None:
+        """When a packet that comes to the source's line now has left the destination's; None: a buffer is full."""
+        settings = self.settings
+        wires = (
+            (settings.line_mbit_s, self._line_up_free, source),
+            (settings.rate_mbit_s, self._wire_free[source], destination),
+            (settings.line_mbit_s, self._line_down_free, destination),
+        )
+        leaves, free_at = now, []
+        for rate, free, index in wires:
+            if rate:
+                start = max(leaves, free[index])
+                if start - leaves > QUEUE_LIMIT_S:
+                    return None
+                leaves = start + megabits / rate
+                free_at.append((free, index, leaves))
+        for free, index, at in free_at:
+            free[index] = at
+        return leaves
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Every (destination, packet) whose time has come, in order."""
@@ -358,10 +378,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     up.add_argument("--jitter", type=float, default=0.0, metavar="MS")
     up.add_argument("--loss", type=float, default=0.0, metavar="PERCENT")
     up.add_argument("--rate", type=float, default=0.0, metavar="MBIT", help="per direction of a link; 0: no limit")
+    up.add_argument("--line", type=float, default=0.0, metavar="MBIT", help="per direction of a host; 0: no limit")
     up.add_argument("--nat", type=parse_nat, action="append", default=[], metavar="HOST=cone|symmetric")
     up.add_argument("--seed", type=int, default=0)
     change = commands.add_parser("set")
-    for option, name in (("rtt", "rtt_ms"), ("jitter", "jitter_ms"), ("loss", "loss_percent"), ("rate", "rate_mbit_s")):
+    names = {
+        "rtt": "rtt_ms",
+        "jitter": "jitter_ms",
+        "loss": "loss_percent",
+        "rate": "rate_mbit_s",
+        "line": "line_mbit_s",
+    }
+    for option, name in names.items():
         change.add_argument(f"--{option}", dest=name, type=float, default=argparse.SUPPRESS)
     for name in ("cut", "heal"):
         commands.add_parser(name).add_argument("host", type=int)
@@ -380,7 +408,7 @@ def bring_up(options: argparse.Namespace) -> None:
         raise WanError(f"--rtt-matrix must be {options.hosts} by {options.hosts}")
     if (lack := missing(nat=bool(options.nat))) is not None:
         raise WanError(f"no emulated network here: {lack}")
-    links = Links(LinkSettings(rtt_ms, options.jitter, options.loss, options.rate), options.seed)
+    links = Links(LinkSettings(rtt_ms, options.jitter, options.loss, options.rate, options.line), options.seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     control = open_control(options.prefix)  # first: it shows whether somebody else's network has these names
     hosts = Hosts(options.prefix, options.hosts, dict(options.nat))

@@ -3,7 +3,7 @@
 
     distribute.py [--rate 100] [--rtt 20] [--rounds 3] [--quick] [--json]
 
-Seven hosts of scripts/wan.py with links of one rate (Mbit/s, each way) and one delay. On each a whole peer, with
+Seven hosts of scripts/wan.py, each with a line of one rate (Mbit/s, each way) to all others. On each a whole peer, with
 table, gossip and torrents; only the engine is left out: seven would take the processors that carry the packets. First
 one peer alone fetches the whole file from the seeder: the time of one copy. Then, in a new swarm, six fetch a third
 each, two of them every third. What the emulator carries is shown: a rate it cannot keep says nothing of peers.
@@ -149,14 +149,14 @@ def fetch_all(peers: Sequence[HostedPeer], model: str, parts: Sequence[tuple[int
 
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
-    parser.add_argument("--rate", type=float, default=100.0, help="of every link, Mbit/s")
+    parser.add_argument("--rate", type=float, default=100.0, help="of every host's line, Mbit/s")
     parser.add_argument("--rtt", type=float, default=20.0, help="ms")
     options, report = chosen(parser)
     rate = 20.0 if options.quick else options.rate
     n_peers = PARTS if options.quick else N_PEERS
     path = sources.fetch(MODEL)
     size = path.stat().st_size
-    with scratch_folder() as folder, network(n_peers + 1, options.rtt, rate=rate) as prefix:
+    with scratch_folder() as folder, network(n_peers + 1, options.rtt, line=rate) as prefix:
         store = Store(folder / "named")
         model = store.import_file(path).id_text
         ones, alls, sents = [], [], []
@@ -169,7 +169,7 @@ def main() -> None:
         carried = [size * 8 / seconds / 1e6 for seconds in ones]
         what = f"{n_peers} peers, a third of {size / 1e6:.0f} MB each, {rate:g} Mbit/s, {options.rtt:g} ms"
         rounds = len(ones)
-        report.add(Figure("one copy alone", "Mbit/s", tuple(carried), "the link", (rate,) * rounds))
+        report.add(Figure("one copy alone", "Mbit/s", tuple(carried), "the line", (rate,) * rounds))
         report.add(Figure(f"{what}: the last has it", "s", tuple(alls), "one copy", tuple(ones), MOST_TIME, True))
         report.add(Figure("the seeder sent", "files", tuple(sents), "one file", (1.0,) * rounds, MOST_SENT, True))
     report.close()

@@ -38,17 +38,17 @@ print(statistics.median(times))
 
 
 @contextlib.contextmanager
-def network(hosts: int, rtt_ms: float | Sequence[Sequence[float]], *, rate: float | None = None) -> Iterator[str]:
-    """Hosts that far apart, each from every other or by a matrix, with links of `rate` Mbit/s (None: no limit); gives
-    the prefix of their namespaces."""
+def network(hosts: int, rtt_ms: float | Sequence[Sequence[float]], *, line: float | None = None) -> Iterator[str]:
+    """Hosts that far apart, each from every other or by a matrix, and each with a line of `line` Mbit/s (None: no
+    limit); gives the prefix of their namespaces."""
     prefix = "bench" + "".join(chr(ord("a") + byte % 26) for byte in secrets.token_bytes(4))
     if isinstance(rtt_ms, float | int):
         distance = ["--rtt", str(rtt_ms)]
     else:
         distance = ["--rtt-matrix", ";".join(",".join(map(str, row)) for row in rtt_ms)]
     command = [*WAN, "--prefix", prefix, "up", "--hosts", str(hosts), *distance]
-    if rate is not None:
-        command += ["--rate", str(rate)]
+    if line is not None:
+        command += ["--line", str(line)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None

@@ -86,5 +86,8 @@ async def test_the_more_strangers_the_rarer_holders_are_read(n_known: int, n_rea
 
 
 def test_one_reading_lasts_longer_where_more_are_known() -> None:
-    (few, _), (some, _) = READ_S
-    assert read_after_s(few) == 0 < read_after_s(few + 1) == read_after_s(some) < read_after_s(some + 1) == MANY_READ_S
+    assert read_after_s(READ_S[0][0]) == 0
+    waits = [read_after_s(most) for most, _ in READ_S] + [MANY_READ_S]
+    assert waits == sorted(set(waits))
+    for (most, wait_s), longer_s in zip(READ_S, waits[1:], strict=True):
+        assert read_after_s(most) == wait_s and read_after_s(most + 1) == longer_s

@@ -48,6 +48,28 @@ class TestLinks:
         assert len(delivered) in (50, 51)  # 0.5 s of buffer, and the one on the wire
         assert net.counters.overflow == 100 - len(delivered)
 
+    def test_all_links_of_a_host_share_its_line_each_way(self) -> None:
+        net = links(rtt_ms=0.0, line_mbit_s=1.0)
+        for _ in range(5):
+            net.send(0, packet(1, size=1250), now=0.0)  # 10 ms on the line each
+            net.send(0, packet(2, size=1250), now=0.0)
+        assert len(list(net.due(0.0501))) == 4, "one goes up while the last comes down"
+        assert len(list(net.due(1.0))) == 6
+        for source in (0, 1):
+            for _ in range(5):
+                net.send(source, packet(2, size=1250), now=2.0)
+        assert len(list(net.due(2.0601))) == 5, "two lines that are free end in one"
+        assert len(list(net.due(2.1101))) == 5
+
+    def test_a_full_line_drops_and_keeps_no_room_for_what_it_dropped(self) -> None:
+        net = links(rtt_ms=0.0, line_mbit_s=1.0)
+        for _ in range(100):
+            net.send(0, packet(1, size=1250), now=0.0)
+        n_delivered = len(list(net.due(10.0)))
+        assert n_delivered in (50, 51) and net.counters.overflow == 100 - n_delivered
+        net.send(0, packet(1, size=1250), now=20.0)
+        assert net.next_due() == pytest.approx(20.020)
+
     @given(st.lists(st.floats(0, 0.01), max_size=50), st.integers(0, 2**32))
     def test_jitter_never_reorders(self, gaps: list[float], seed: int) -> None:
         net = wan.Links(wan.LinkSettings(wan.same_rtt(2, 10.0), jitter_ms=20.0), seed)
