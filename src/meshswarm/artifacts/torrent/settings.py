@@ -48,7 +48,7 @@ _FAST: Settings = {
     "request_queue_time": 1,  # s of requests under way to one peer: what others may soon give is not asked of it
     "max_out_request_queue": 256,  # 4 MiB under way: 50 MB/s over 80 ms, and it stays in the processor's caches
     "max_allowed_in_request_queue": 4000,
-    "max_queued_disk_bytes": 16 << 20,  # more only leaves the processor's caches before it is written
+    "max_queued_disk_bytes": 4 << 20,  # more only leaves the processor's caches before it is written
     "unchoke_slots_limit": 32,
     "connection_speed": 100,
     "torrent_connect_boost": 100,
@@ -75,7 +75,9 @@ def session_settings(listen: str, *, may_use_mainline: bool = False, n_connectio
         "listen_interfaces": listen,
         "max_retry_port_bind": 0,
         "listen_system_port_fallback": False,
-        "connections_limit": n_connections,
+        # Those who dial in get two of three places, so that nobody can keep this peer from dialling.
+        "connections_limit": 3 * n_connections,
+        "connections_slack": -n_connections,
         "active_limit": -1,
         "aio_threads": _n_threads(),
         "hashing_threads": _n_threads(),
