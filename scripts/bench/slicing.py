@@ -1,5 +1,5 @@
-"""How fast a third of a model's layers is cut out of it and hashed, against `cp` of a file of that size. Both are on
-the disk when the time is taken.
+"""How fast a third of a model's layers is cut out of it, against `cp` of a file of that size; and cut and hashed, as a
+peer does it, against `cp` and `sha256sum` of the copy. All is on the disk when the time is taken.
 
 Run: .venv/bin/python scripts/bench/slicing.py [--layers 24] [--runs 5]
 """
@@ -20,7 +20,7 @@ from gguf import GGUFWriter
 
 from meshswarm.artifacts.gguf import read_header
 from meshswarm.span import Span
-from meshswarm.stage.slices.slicing import write_slice
+from meshswarm.stage.slices.slicing import write_hashed_slice, write_slice
 
 N_EMBD, N_FF, N_VOCAB = 2048, 5632, 32_000
 
@@ -86,17 +86,25 @@ def main() -> None:
         write_slice(model, header, span, example)
         n_bytes = example.stat().st_size
 
+        def copy_and_hash() -> None:
+            subprocess.run(["cp", example, copy], check=True)
+            subprocess.run(["sha256sum", copy], check=True, stdout=subprocess.DEVNULL)
+
         rounds = [
             (
                 timed(lambda: subprocess.run(["cp", example, copy], check=True), copy),
                 timed(lambda: write_slice(model, header, span, cut), cut),
+                timed(copy_and_hash, copy),
+                timed(lambda: write_hashed_slice([model], header, span, cut), cut),
             )
             for _ in range(options.runs)
         ]
-    cp, ours = (statistics.median(times) for times in zip(*rounds, strict=True))
+    cp, ours, cp_hashed, ours_hashed = (statistics.median(times) for times in zip(*rounds, strict=True))
     print(f"a slice of {n_bytes / 1e6:.0f} MB")
-    print(f"cp      {n_bytes / cp / 1e6:7.0f} MB/s")
-    print(f"cutting {n_bytes / ours / 1e6:7.0f} MB/s   ratio {cp / ours:.2f}")
+    print(f"cp                   {n_bytes / cp / 1e6:7.0f} MB/s")
+    print(f"cutting              {n_bytes / ours / 1e6:7.0f} MB/s   ratio {cp / ours:.2f}")
+    print(f"cp, then sha256sum   {n_bytes / cp_hashed / 1e6:7.0f} MB/s")
+    print(f"cutting and hashing  {n_bytes / ours_hashed / 1e6:7.0f} MB/s   ratio {cp_hashed / ours_hashed:.2f}")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from meshswarm.artifacts.container import (
     F16,
@@ -45,6 +45,7 @@ SLICE_FORMAT = 3
 MIDDLE_VOCABULARY = 32
 """Rows of the token embedding in a span that neither takes tokens nor gives logits."""
 _FILLER_KEY = "meshswarm.filler"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class _Piece:
     source: tuple[int, int] | None
 
 
+_Plan = tuple[HeaderWriter, list[tuple[int, _Piece]]]
+"""A slice's header, and its tensors with their offsets in the data section."""
+
+
 def write_slice(
     source: Path | Sequence[Path],
     header: GgufHeader,
@@ -66,19 +71,29 @@ def write_slice(
     *,
     proofs: Proofs | None = None,
     pads: tuple[int, ...] | None = None,
-) -> bytes:
+) -> None:
     """Write the layers `span` of the model in `source`, whose checked header is `header`, to `target`. `source`: its
     file, or all of them in order; of one that is there in part, the bytes that `slice_ranges` names must be.
 
     `pads`: the model's layers that the all-zero layers behind the real ones are shaped like (None: those that
-    `slice_pads` names); they are holes in the file. `target` appears complete or not at all. Returns its
-    BitTorrent v2 root. Raises IllegalCutError for a cut that is not proved exact (on the builds of `proofs`; None: on
-    the installed one), ArtifactError when reading or writing fails.
+    `slice_pads` names); they are holes in the file. `target` appears complete or not at all. Raises
+    IllegalCutError for a cut that is not proved exact (on the builds of `proofs`; None: on the installed one),
+    ArtifactError when reading or writing fails.
     """
-    writer, placed = _plan(header, span, proofs, pads)
     sources = (source,) if isinstance(source, Path) else tuple(source)
+    _write(sources, span, target, _plan(header, span, proofs, pads), lambda _path: None)
+
+
+def write_hashed_slice(
+    sources: Sequence[Path], header: GgufHeader, span: Span, target: Path, *, proofs: Proofs | None = None
+) -> bytes:
+    """`write_slice`, and the BitTorrent v2 root of what was written, hashed while the disk takes it."""
+    return _write(sources, span, target, _plan(header, span, proofs, None), file_root)
+
+
+def _write(sources: Sequence[Path], span: Span, target: Path, plan: _Plan, beside: Callable[[Path], T]) -> T:
     try:
-        return _write_file(sources, target, writer, placed)
+        return _write_file(sources, target, *plan, beside)
     except OSError as error:
         raise ArtifactError(
             f"the layers {span} of {sources[0]} cannot be cut into {target}: {error.strerror or error}"
@@ -113,9 +128,7 @@ def zero_layer_bytes(header: GgufHeader, layer: int) -> int:
     return writer.data_bytes
 
 
-def _plan(
-    header: GgufHeader, span: Span, proofs: Proofs | None, pads: tuple[int, ...] | None
-) -> tuple[HeaderWriter, list[tuple[int, _Piece]]]:
+def _plan(header: GgufHeader, span: Span, proofs: Proofs | None, pads: tuple[int, ...] | None) -> _Plan:
     """The slice's header, and its tensors with their offsets in the data section."""
     shape = check_hyperparameters(header)
     family = check_cut(header, span, proofs)
@@ -193,8 +206,15 @@ def _zeros(name: str, dims: tuple[int, ...], like: TensorType = Q5_0) -> _Piece:
     return _Piece(name, dims, zero_type, tensor_bytes(dims, zero_type), None)
 
 
-def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> bytes:
-    """Write header and tensors to a temporary file, then give it the name `target`. Returns its root."""
+def _write_file(
+    sources: Sequence[Path],
+    target: Path,
+    writer: HeaderWriter,
+    placed: list[tuple[int, _Piece]],
+    beside: Callable[[Path], T],
+) -> T:
+    """Write header and tensors to a temporary file, then give it the name `target`. `beside` is called with what was
+    written, while the disk takes it; returns what that returns."""
     target.parent.mkdir(parents=True, exist_ok=True)
     head = _head(writer, placed)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY_SUFFIX)
@@ -206,15 +226,15 @@ def _write_file(sources: Sequence[Path], target: Path, writer: HeaderWriter, pla
             out.truncate(len(head) + writer.data_bytes)
             for copy in _copies(placed, len(head)):
                 copy_range(models[copy.file], copy.start, out, copy.position, copy.n_bytes)
-            with ThreadPoolExecutor(1) as beside:
-                synced = beside.submit(os.fsync, out.fileno())
-                root = file_root(Path(temporary))  # of what was written, while the disk takes it
+            with ThreadPoolExecutor(1) as pool:
+                synced = pool.submit(os.fsync, out.fileno())
+                result = beside(Path(temporary))
                 synced.result()
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return root
+    return result
 
 
 def _head(writer: HeaderWriter, placed: list[tuple[int, _Piece]]) -> bytes:

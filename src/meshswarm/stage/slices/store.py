@@ -28,7 +28,7 @@ from meshswarm.stage.engine.llama import numclass
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.families.cuts import check_cut
 from meshswarm.stage.families.proofs import Proofs
-from meshswarm.stage.slices.slicing import SLICE_FORMAT, slice_ranges, write_slice
+from meshswarm.stage.slices.slicing import SLICE_FORMAT, slice_ranges, write_hashed_slice
 
 UNUSED_S = 14 * 86_400.0
 """A slice that was not asked for in so long is not kept where it could be cut again."""
@@ -105,7 +105,7 @@ class Slices:
                 header = self._store.header(model_id)
                 source = self._store.readable(model_id, slice_ranges(header, span, proofs=proofs))
                 self._sweep(keep=path)
-                root = write_slice(source, header, span, path, proofs=proofs)
+                root = write_hashed_slice(source, header, span, path, proofs=proofs)
                 read_header(path)
                 slice_file = SliceFile(path, root, path.stat().st_size)
                 _note(slice_file)
