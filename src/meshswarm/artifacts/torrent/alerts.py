@@ -89,6 +89,14 @@ class FileFault:
 
 
 @dataclass(frozen=True, slots=True)
+class DialledIn:
+    """Somebody connected to this session's port; for which torrent is not known yet."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerJoined:
     host: str
     port: int
@@ -159,6 +167,7 @@ Event = (
     | Flushed
     | Paused
     | FileFault
+    | DialledIn
     | PeerJoined
     | PeerLeft
     | PeerBanned
@@ -182,6 +191,9 @@ def translate(alert: Any) -> list[Translated]:
     for kind, event_of in _OF_SESSION:
         if isinstance(alert, kind):
             return [(None, event_of(alert))]
+    if isinstance(alert, lt.peer_disconnected_alert):  # of a torrent, or one that dialled in and named none
+        left = _peer_left(alert)
+        return [(alert.handle, left), (None, left)]
     event_of_torrent = _OF_TORRENT.get(type(alert))
     return [] if event_of_torrent is None else [(alert.handle, event_of_torrent(alert))]
 
@@ -223,6 +235,7 @@ _OF_SESSION: tuple[tuple[type, Callable[[Any], Event]], ...] = (
     (lt.listen_succeeded_alert, lambda alert: Listening(str(alert.address), int(alert.port))),
     (lt.listen_failed_alert, lambda alert: ListenFailed(str(alert.address), int(alert.port), _reason(alert.error))),
     (lt.alerts_dropped_alert, lambda alert: Dropped()),
+    (lt.incoming_connection_alert, lambda alert: DialledIn(*alert.endpoint)),
 )
 _OF_TORRENT: dict[type, Callable[[Any], Event]] = {
     lt.add_torrent_alert: lambda alert: Added(alert.params.info_hashes.v2.to_bytes(), _reason(alert.error)),
@@ -237,7 +250,6 @@ _OF_TORRENT: dict[type, Callable[[Any], Event]] = {
     lt.file_error_alert: lambda alert: _file_fault(alert.error),
     lt.torrent_error_alert: lambda alert: _file_fault(alert.error),
     lt.peer_connect_alert: lambda alert: PeerJoined(*alert.endpoint),
-    lt.peer_disconnected_alert: _peer_left,
     lt.peer_error_alert: _peer_left,
     lt.peer_ban_alert: lambda alert: PeerBanned(*alert.endpoint),
 }

@@ -16,6 +16,7 @@ from typing import Any
 import libtorrent as lt
 
 from meshswarm.artifacts.torrent.alerts import Added, Dropped, Event, Handle, Removed, translate
+from meshswarm.artifacts.torrent.door import HostRange
 from meshswarm.artifacts.torrent.settings import Settings, as_pack
 from meshswarm.errors import ArtifactError
 
@@ -81,11 +82,11 @@ class Engine:
     def apply(self, settings: Settings) -> None:
         self._session.apply_settings(as_pack(settings))
 
-    def filter_hosts(self, hosts: set[str]) -> None:
+    def filter_hosts(self, hosts: set[HostRange]) -> None:
         """Drop and refuse all connections with these addresses, in every torrent."""
         rules = lt.ip_filter()
-        for host in hosts:
-            rules.add_rule(host, host, 1)
+        for first, last in hosts:
+            rules.add_rule(first, last, 1)
         self._session.set_ip_filter(rules)
 
     def post_updates(self) -> None:

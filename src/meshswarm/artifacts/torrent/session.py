@@ -15,12 +15,13 @@ from typing import Any
 
 from meshswarm.artifacts.files import FileStamp
 from meshswarm.artifacts.merkle import check_piece_layer
-from meshswarm.artifacts.torrent.alerts import Event, ListenFailed
+from meshswarm.artifacts.torrent.alerts import DialledIn, Dropped, Event, ListenFailed, PeerLeft
 from meshswarm.artifacts.torrent.alone import Alone, sweep
 from meshswarm.artifacts.torrent.attachment import Say, Surroundings
 from meshswarm.artifacts.torrent.blame import hosts_to_refuse
 from meshswarm.artifacts.torrent.certificates import tls_identity
 from meshswarm.artifacts.torrent.content import ByteRange, Content
+from meshswarm.artifacts.torrent.door import Door
 from meshswarm.artifacts.torrent.engine import Engine
 from meshswarm.artifacts.torrent.resume import Notes
 from meshswarm.artifacts.torrent.settings import (
@@ -56,6 +57,7 @@ class TorrentSession:
         self._is_running = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._door = Door()
 
     @classmethod
     async def start(
@@ -66,7 +68,7 @@ class TorrentSession:
         secret: bytes | None = None,
         folder: Path,
         may_use_mainline: bool = False,
-        peer_limit: int = 200,
+        peer_limit: int = 200,  # places for peers dialled from here, and twice as many for those who dial in
         say: Say = lambda words: None,
     ) -> TorrentSession:
         """Listen on `host`, an IP address, at `port` or any free one.
@@ -89,10 +91,13 @@ class TorrentSession:
         tls = None if secret is None else await asyncio.to_thread(tls_identity, secret)
         listen = listen_interface(host, port, is_private=tls is not None)
         refusals: list[ListenFailed] = []
+        session: TorrentSession | None = None
 
         def heard(event: Event) -> None:
             if isinstance(event, ListenFailed):
                 refusals.append(event)
+            elif session is not None:
+                session._heard(event)
 
         settings = session_settings(listen, may_use_mainline=may_use_mainline, n_connections=peer_limit)
         engine = await Engine.start(settings, heard)
@@ -105,10 +110,10 @@ class TorrentSession:
             await engine.close()
             reason = refusals[0].reason if refusals else "no answer"
             raise ConfigError(f"pieces cannot be served at {host} port {port}: {reason}")
-        session: TorrentSession
 
         def blame_changed() -> None:
-            session._refuse_liars()
+            if session is not None:
+                session._refuse()
 
         around = Surroundings(
             engine=engine,
@@ -268,10 +273,25 @@ class TorrentSession:
         run = self._runs.pop(content, None)
         if run is not None:
             run.cancel()
-        self._refuse_liars()
+        self._refuse()
 
-    def _refuse_liars(self) -> None:
-        self._engine.filter_hosts(hosts_to_refuse(torrent.blame for torrent in self._torrents.values()))
+    def _refuse(self) -> None:
+        """Have nothing to do with liars, nor with who takes the places of others."""
+        liars = hosts_to_refuse(torrent.blame for torrent in self._torrents.values())
+        self._engine.filter_hosts({(host, host) for host in liars} | self._door.shut())
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case DialledIn(host, port):
+                now = asyncio.get_running_loop().time()
+                if self._door.came((host, port), len(self._torrents), now):
+                    self._refuse()
+            case PeerLeft(host, port):
+                self._door.left((host, port))
+            case Dropped():
+                self._door.forget()
+            case _:
+                pass
 
     # -- in the background
 
@@ -298,6 +318,8 @@ class TorrentSession:
             stamps = await asyncio.to_thread(_stamps, [torrent.path for torrent in torrents])
             for torrent, stamp in zip(torrents, stamps, strict=True):
                 torrent.looked_at(stamp)
+            if self._door.reopen(asyncio.get_running_loop().time()):
+                self._refuse()
             n_looks += 1
             if n_looks % round(SAVE_EVERY_S / LOOK_EVERY_S) == 0:
                 for torrent in torrents:
