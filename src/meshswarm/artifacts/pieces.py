@@ -1,8 +1,8 @@
 """Files that are being fetched, or were: which of their bytes are here and known to be right, and their piece layers.
 
 The rule this file keeps: bytes count as here only when they were verified and on disk when that was noted, and the file
-was not touched since; or when they are hashed again. Under `home`: `pieces/<root>/model.gguf`, perhaps with holes, with
-`ranges.json` beside it, and `layers/<root>` (the hashes of a file's pieces, BEP 52).
+was not touched since; or when they are hashed again. Under `home`: `pieces/<root>-<length>/model.gguf`, perhaps with
+holes, with `ranges.json` beside it, and `layers/<root>-<length>` (the hashes of a file's pieces, BEP 52).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pieces:
 
     def path(self, content: Content) -> Path:
         """Where the file is, or would be."""
-        return self.folder / content.root.hex() / TORRENT_NAME
+        return self.folder / _key(content) / TORRENT_NAME
 
     def note(self, content: Content, ranges: Iterable[range]) -> None:
         """Keep in mind that these bytes of the file were verified and are on disk, and no others.
@@ -87,7 +87,7 @@ class Pieces:
         if content.layer_bytes == 0:
             return b""
         try:
-            with (self._layers / content.root.hex()).open("rb") as file:
+            with (self._layers / _key(content)).open("rb") as file:
                 layer = file.read(content.layer_bytes + 1)
             check_piece_layer(content.length, content.root, content.piece_length, layer)
         except (OSError, ArtifactError):
@@ -98,10 +98,15 @@ class Pieces:
         """Keep a file's piece layer. Raises ArtifactError when it is another file's, or the disk refuses."""
         check_piece_layer(content.length, content.root, content.piece_length, layer)
         if layer and self.layer(content) is None:
-            write_whole(self._layers / content.root.hex(), layer)
+            write_whole(self._layers / _key(content), layer)
 
     def drop_layer(self, content: Content) -> None:
-        (self._layers / content.root.hex()).unlink(missing_ok=True)
+        (self._layers / _key(content)).unlink(missing_ok=True)
+
+
+def _key(content: Content) -> str:
+    """Both: a root alone is also that of a file said to be longer, and a stranger may say so of any file."""
+    return f"{content.root.hex()}-{content.length}"
 
 
 def good_ranges(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
 from meshswarm.artifacts import sources
@@ -218,7 +218,8 @@ class Store:
         imported in place. Raises ArtifactError."""
         record = self._registry.get(model_id)
         self.drop_pieces(model_id)
-        for content in self.contents(model_id):
+        own = set(self.contents(model_id))
+        for content in own - self._used_beside(model_id, own):
             self.pieces.drop_layer(content)
         self._registry.remove(model_id)
         (self._partial / f"{model_id_text(model_id)}.json").unlink(missing_ok=True)
@@ -305,14 +306,16 @@ class Store:
     def drop_pieces(self, model_id: bytes) -> int:
         """Remove what was fetched of a model, which counts as here in part after that, with no part. Bytes freed.
 
-        Slices, its name, its header and files that were imported in place stay. Raises ArtifactError.
+        Slices, its name, its header and files that were imported in place stay, and so do files that another model here
+        has too. Raises ArtifactError.
         """
         record = self._registry.get(model_id)
         if record is not None and self._are_ours(record):
             self._note_name(model_id, record.name)
             self._registry.remove(model_id)
         shutil.rmtree(self._links / model_id_text(model_id), ignore_errors=True)
-        return sum(map(self.pieces.drop, self.contents(model_id)))
+        own = set(self.contents(model_id))
+        return sum(map(self.pieces.drop, own - self._used_beside(model_id, own)))
 
     # -- headers
 
@@ -390,6 +393,17 @@ class Store:
     def _are_ours(self, record: ModelRecord) -> bool:
         """True when the model's files are among those fetched into this folder."""
         return all(self.pieces.folder in path.parents for path in record.paths)
+
+    def _used_beside(self, model_id: bytes, own: Set[Content]) -> set[Content]:
+        """Contents of other models that are here, whole or with files that are not this one's `own`."""
+        used: set[Content] = set()
+        whole = {record.model_id for record in self._registry.all()}
+        for other in (whole | set(self.parts())) - {model_id}:
+            with contextlib.suppress(ArtifactError):
+                contents = set(self.contents(other))
+                if other in whole or any(self.pieces.path(each).is_file() for each in contents - own):
+                    used |= contents
+        return used
 
     def _is_whole(self, content: Content) -> bool:
         return self.pieces.ranges(content) == (range(content.length),)
