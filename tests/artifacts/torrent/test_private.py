@@ -12,6 +12,7 @@ import pytest
 from tests.artifacts.torrent.peers import LOOPBACK, PIECE, MakeLiar, Shared, StartSession, plain_settings
 from tests.net.eventually import eventually
 
+from meshswarm.artifacts.torrent import knocking
 from meshswarm.artifacts.torrent.certificates import tls_identity
 from meshswarm.artifacts.torrent.content import bencode
 from meshswarm.errors import ArtifactError, ConfigError
@@ -140,3 +141,23 @@ async def test_a_member_that_lies_is_found_out_over_tls(
     await fetching
     assert torrent.path.read_bytes() == shared.data
     assert torrent.blamed == {(LOOPBACK, liar.port)}
+
+
+async def test_who_never_shakes_hands_is_shut_and_members_are_not(
+    shared: Shared, start_session: StartSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libtorrent keeps such connections for ever, and each costs a file descriptor."""
+    monkeypatch.setattr(knocking, "HANDSHAKE_S", 0.5)
+    seeder, leecher = await start_session(secret=SECRET), await start_session(secret=SECRET)
+    await seeder.seed(shared.content, shared.path, shared.layer)
+    torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    torrent.connect(LOOPBACK, seeder.port)
+    await torrent.fetch([0])
+    callers = [await asyncio.open_connection(LOOPBACK, seeder.port) for _ in range(5)]
+    async with asyncio.timeout(20):
+        for reader, writer in callers:
+            assert await reader.read(10) == b""
+            writer.close()
+    member = torrent.blame.members[LOOPBACK, seeder.port]
+    assert member.is_connected and member.last_word == "not reached yet", "the member's connection was shut too"
+    await torrent.fetch(range(13), patience_s=5.0)

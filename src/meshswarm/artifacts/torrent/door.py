@@ -46,6 +46,10 @@ class Door:
             if not inside:
                 del self._inside[host]
 
+    def inside(self) -> set[Member]:
+        """Everybody who dialled in and has not left."""
+        return set().union(*self._inside.values())
+
     def forget(self) -> None:
         """News was lost: nobody is known to be inside."""
         self._inside.clear()

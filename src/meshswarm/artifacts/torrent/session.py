@@ -23,6 +23,7 @@ from meshswarm.artifacts.torrent.certificates import tls_identity
 from meshswarm.artifacts.torrent.content import ByteRange, Content
 from meshswarm.artifacts.torrent.door import Door
 from meshswarm.artifacts.torrent.engine import Engine
+from meshswarm.artifacts.torrent.knocking import Knocking
 from meshswarm.artifacts.torrent.resume import Notes
 from meshswarm.artifacts.torrent.settings import (
     free_port,
@@ -40,6 +41,7 @@ FETCHING_TICK_S = 0.5
 SAVE_EVERY_S = 10.0
 _LISTEN_TIMEOUT_S = 5.0
 _PORT_TRIES = 8
+_LOOKS_A_KNOCK = 3
 
 
 class TorrentSession:
@@ -58,6 +60,7 @@ class TorrentSession:
         self._runner: asyncio.Task[None] | None = None
         self._is_closed = False
         self._door = Door()
+        self._knocking = Knocking(port) if is_private else None
 
     @classmethod
     async def start(
@@ -321,6 +324,9 @@ class TorrentSession:
             if self._door.reopen(asyncio.get_running_loop().time()):
                 self._refuse()
             n_looks += 1
+            if self._knocking is not None and n_looks % _LOOKS_A_KNOCK == 0:
+                now = asyncio.get_running_loop().time()
+                await asyncio.to_thread(self._knocking.shut_silent, self._door.inside(), now)
             if n_looks % round(SAVE_EVERY_S / LOOK_EVERY_S) == 0:
                 for torrent in torrents:
                     torrent.flush()
