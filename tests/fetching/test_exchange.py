@@ -19,6 +19,7 @@ from meshswarm.fetching.exchange import (
     MAX_ASKERS,
     MAX_HASHES,
     MAX_LAYER_ANSWER_BYTES,
+    MAX_OF_ONE_NETWORK,
     MAX_OTHERS,
     MAX_PIECES_BYTES,
     OTHERS_FOR_S,
@@ -123,20 +124,37 @@ def test_questions_out_of_bounds_are_refused(fields: tuple[object, ...]) -> None
 
 def test_who_asks_hears_of_those_who_asked_before_and_of_nobody_else() -> None:
     askers, first, second = Askers(), Address("192.0.2.1", 1), Address("192.0.2.2", 2)
-    assert askers.asked(MODEL, first, 0.0) == ()
-    assert askers.asked(b"x" * 32, second, 1.0) == ()
-    assert askers.asked(MODEL, second, 2.0) == (first,)
-    assert askers.asked(MODEL, second, 3.0) == (first,)
-    assert askers.asked(MODEL, first, 4.0) == (second,)
-    assert askers.asked(MODEL, Address("192.0.2.3", 3), 5.0 + OTHERS_FOR_S) == ()
+    one, other, third = PeerId(b"1" * 32), PeerId(b"2" * 32), PeerId(b"3" * 32)
+    assert askers.asked(MODEL, one, first, 0.0) == ()
+    assert askers.asked(b"x" * 32, other, second, 1.0) == ()
+    assert askers.asked(MODEL, other, second, 2.0) == (first,)
+    assert askers.asked(MODEL, other, second, 3.0) == (first,)
+    assert askers.asked(MODEL, one, first, 4.0) == (second,)
+    assert askers.asked(MODEL, third, Address("192.0.2.3", 3), 5.0 + OTHERS_FOR_S) == ()
 
 
 def test_a_crowd_of_askers_takes_bounded_room() -> None:
     askers = Askers()
     for number in range(2 * MAX_ASKERS):
-        others = askers.asked(MODEL, Address(f"192.0.{number // 250}.{number % 250}", 9), float(number) / 1e6)
+        address = Address(f"192.{number // 250}.{number % 250}.1", 9)
+        others = askers.asked(MODEL, PeerId(number.to_bytes(32)), address, float(number) / 1e6)
     assert len(others) == MAX_OTHERS
     assert len(askers._seen) == MAX_ASKERS
+
+
+def test_who_asks_often_and_under_many_names_is_not_all_that_others_are_told_of() -> None:
+    askers, honest = Askers(), Address("198.51.100.7", 4811)
+    askers.asked(MODEL, PeerId(b"h" * 32), honest, 0.0)
+    for port in range(1, 300):
+        askers.asked(MODEL, PeerId(b"a" * 32), Address("192.0.2.1", port), 1.0)
+    assert askers.asked(MODEL, PeerId(b"v" * 32), Address("203.0.113.9", 1), 2.0) == (
+        Address("192.0.2.1", 299),
+        honest,
+    )
+    for number in range(200):
+        askers.asked(MODEL, PeerId(number.to_bytes(32)), Address(f"192.0.2.{number}", 5), 3.0)
+    told = askers.asked(MODEL, PeerId(b"w" * 32), Address("203.0.113.10", 1), 4.0)
+    assert honest in told and len(told) == MAX_OF_ONE_NETWORK + 2
 
 
 @dataclass

@@ -25,7 +25,7 @@ from meshswarm.fetching.exchange import (
     Pieces,
     pack_pieces,
 )
-from meshswarm.fetching.scout import believable
+from meshswarm.fetching.scout import MAX_HOLDERS, believable, with_newcomers
 from meshswarm.fetching.sharing import SharingSettings
 from meshswarm.identity import Identity, PeerId
 
@@ -128,7 +128,27 @@ def test_a_stranger_on_the_internet_aims_nobody_at_a_local_network() -> None:
     inside = [Address(host, 4811) for host in ("127.0.0.1", "10.0.0.9", "192.168.1.1", "169.254.1.1", "fe80::1", "::1")]
     outside = [Address("198.51.100.7", 4811), Address("2001:db8::7", 4811)]
     assert believable(Address("203.0.113.5", 4810), [*inside, *outside]) == outside
-    assert believable(Address("192.168.1.2", 4810), [*inside, *outside]) == [*inside, *outside]
+    lan = [Address("10.0.0.9", 4811), Address("192.168.1.1", 4811)]
+    assert believable(Address("192.168.1.2", 4810), [*inside, *outside]) == [*lan, *outside]
+    assert believable(Address("127.0.0.1", 4810), [*inside, *outside]) == [*inside, *outside]
+
+
+def test_however_many_holders_answer_every_one_has_its_turn() -> None:
+    """A crowd that says it has everything would otherwise be all that is ever asked."""
+    crowd = [holder(number) for number in range(60)]
+    asked: set[PeerId] = set()
+    for _ in range(4):
+        answered_first = sorted(crowd, key=lambda record: (record.peer not in asked, record.peer))
+        now = with_newcomers(answered_first, asked)
+        assert len(now) == len({record.peer for record in now}) == MAX_HOLDERS
+        asked |= {record.peer for record in now}
+    assert asked == {record.peer for record in crowd}
+    assert with_newcomers(crowd[:5], set()) == crowd[:5]
+    assert with_newcomers(crowd[:5], {crowd[0].peer, crowd[4].peer}) == [crowd[0], crowd[4], *crowd[1:4]]
+
+
+def holder(number: int) -> HolderRecord:
+    return HolderRecord(PeerId(number.to_bytes(32)), (), b"m" * 32, 4811, is_whole=True)
 
 
 def poison(path: Path) -> None:

@@ -11,7 +11,7 @@ highest bit. `model/piece-layer`: [1, model id, file, first piece, number of pie
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from meshswarm.artifacts.header_proof import MAX_FILES
 from meshswarm.artifacts.merkle import HASH_BYTES
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.config import Address, packed_host
+from meshswarm.dht.networks import network_of
 from meshswarm.errors import MeshswarmError, RefusedError, RemoteProtocolError
 from meshswarm.identity import PeerId
 from meshswarm.net.connection import Connection
@@ -34,6 +35,7 @@ MAX_PIECES_BYTES = 2 << 20  # bit fields of 16 million pieces
 MAX_HASHES = 16_384  # of a piece layer in one answer: 512 KiB
 MAX_LAYER_ANSWER_BYTES = MAX_HASHES * HASH_BYTES
 MAX_OTHERS = 16
+MAX_OF_ONE_NETWORK = 4  # among them
 OTHERS_FOR_S = 120.0
 MAX_ASKERS = 256
 TIMEOUT_S = 10.0
@@ -153,20 +155,25 @@ def _address(value: Any) -> Address:
 
 class Askers:
     """Who asked about a model lately and takes pieces too: they are told of one another, so that what one has already
-    need not come from the seeder again. `now` in seconds on any clock."""
+    need not come from the seeder again. Each is in one place, and few are of one network: else whoever asks often, or
+    under many names, would be all that others are told of. `now` in seconds on any clock."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[bytes, Address], float] = OrderedDict()
+        self._seen: OrderedDict[tuple[bytes, PeerId], tuple[Address, float]] = OrderedDict()
 
-    def asked(self, model_id: bytes, address: Address, now: float) -> tuple[Address, ...]:
+    def asked(self, model_id: bytes, peer: PeerId, address: Address, now: float) -> tuple[Address, ...]:
         """Notes who asks, and tells who else did."""
-        key = model_id, address
-        others = [
-            other
-            for (model, other), at in reversed(self._seen.items())
-            if model == model_id and other != address and now - at <= OTHERS_FOR_S
-        ]
-        self._seen[key] = now
+        others: list[Address] = []
+        networks: Counter[bytes | None] = Counter()
+        for (model, _), (other, at) in reversed(self._seen.items()):
+            network = network_of(other)
+            if model != model_id or other == address or other in others or now - at > OTHERS_FOR_S:
+                continue
+            if network is None or networks[network] < MAX_OF_ONE_NETWORK:
+                networks[network] += 1
+                others.append(other)
+        key = model_id, peer
+        self._seen[key] = address, now
         self._seen.move_to_end(key)
         while len(self._seen) > MAX_ASKERS:
             self._seen.popitem(last=False)
@@ -210,7 +217,7 @@ class Offer:
         connection = self._endpoint.connection(peer)
         if port and connection is not None:  # where it is, was seen here: nobody can aim others at a third
             address = Address(connection.remote_address.host, port)
-            others = self._askers.asked(model_id, address, self._endpoint.loop.time())
+            others = self._askers.asked(model_id, peer, address, self._endpoint.loop.time())
         return pack_pieces(Pieces(self._held.torrent_port, self._held.pieces(model_id), others), contents)
 
     async def _layer(self, peer: PeerId, question: bytes) -> bytes:

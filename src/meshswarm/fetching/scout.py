@@ -8,8 +8,9 @@ once, beside everything else.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshswarm.artifacts.merkle import check_piece_layer
 from meshswarm.artifacts.torrent.content import Content
@@ -19,7 +20,7 @@ from meshswarm.dht.holders import HolderRecord
 from meshswarm.dht.networks import is_local
 from meshswarm.dht.node import Dht
 from meshswarm.errors import ArtifactError, MeshswarmError, PeerUnreachableError
-from meshswarm.fetching.exchange import Pieces, all_of, ask_piece_layer, ask_pieces, in_words
+from meshswarm.fetching.exchange import MAX_OTHERS, Pieces, all_of, ask_piece_layer, ask_pieces, in_words
 from meshswarm.identity import PeerId
 from meshswarm.net.connection import Connection
 from meshswarm.net.endpoint import Endpoint
@@ -74,6 +75,7 @@ class Scout:
         self._contents = contents
         self._where: dict[PeerId, Address] = {}  # of their torrent sessions
         self._others: dict[Address, None] = {}
+        self._told: dict[PeerId, set[Address]] = {}  # of them, by each holder: no more than one answer has
         self._joined: set[tuple[int, Address]] = set()
         self.pieces: dict[PeerId, Pieces] = {}
         """What each holder that answered has."""
@@ -105,7 +107,7 @@ class Scout:
         first; whoever makes up a crowd of holders delays the honest ones and keeps none away. `torrent_port`: where
         this peer gives pieces to others, 0 for nowhere."""
         records = sorted(await self.records(), key=self._worth_asking)
-        for record in records[:MAX_HOLDERS]:
+        for record in with_newcomers(records, self.pieces.keys() | self.silent.keys()):
             if record.peer not in self._asking:
                 self._asking[record.peer] = asyncio.create_task(self._ask(record, torrent_port))
         waiting = set(self._asking.values())
@@ -203,13 +205,34 @@ class Scout:
         here = connection.remote_address
         if said.torrent_port:
             self._where[peer] = Address(here.host, said.torrent_port)
-        for other in believable(here, said.others):
-            self._others.setdefault(other)
+        told = self._told.setdefault(peer, set())
+        told.update(believable(here, said.others)[: max(0, MAX_OTHERS - len(told))])
+        self._others.update(dict.fromkeys(told))
+
+
+def with_newcomers(records: Sequence[HolderRecord], asked: Collection[PeerId]) -> list[HolderRecord]:
+    """Whom of `records`, the likelier first, to ask now. Half of the places are for those that were not `asked` yet:
+    however many holders answer and give nothing, every one has its turn."""
+    new = [record for record in records if record.peer not in asked][: MAX_HOLDERS // 2]
+    chosen = {record.peer for record in new}
+    rest = [record for record in records if record.peer not in chosen]
+    return rest[: MAX_HOLDERS - len(new)] + new
 
 
 def believable(teller: Address, others: Sequence[Address]) -> list[Address]:
-    """The addresses of others that a holder at `teller` may name: it must not aim this peer at its own network."""
-    return [other for other in others if is_local(teller) or not is_local(other)]
+    """The addresses of others that a holder at `teller` may name: it must not aim this peer at a network that it is
+    not in itself, nor at programs on this very machine."""
+    return [other for other in others if _nearness(other) <= _nearness(teller)]
+
+
+def _nearness(address: Address) -> int:
+    """0: anywhere on the internet; 1: a local network; 2: one link; 3: this machine."""
+    if not is_local(address):
+        return 0
+    ip = ipaddress.ip_address(address.host.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return 3 if ip.is_loopback else 2 if ip.is_link_local else 1
 
 
 async def _answers_tcp(address: Address) -> bool:
