@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshswarm.artifacts import header_exchange
-from meshswarm.artifacts.header_exchange import HEADER_REQUEST, fetch_header, offer_headers
+from meshswarm.artifacts.header_exchange import HEADER_REQUEST, MAX_ASKED, fetch_header, offer_headers
 from meshswarm.artifacts.header_proof import MAX_MESSAGE_BYTES
 from meshswarm.artifacts.store import Store
 from meshswarm.config import Address
@@ -89,6 +89,29 @@ async def test_a_holder_that_keeps_us_waiting_does_not_hold_up_the_others(
     async with asyncio.timeout(20):
         await scene.fetch(scene.other, scene.honest)
         await abandoned.wait()
+
+
+async def test_a_crowd_that_keeps_us_waiting_is_never_asked_all_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each of them sends meanwhile is in memory."""
+    monkeypatch.setattr(header_exchange, "PATIENCE_S", 0.1)
+    n_asked = n_now = most = 0
+
+    async def stall(peer: PeerId, request: bytes) -> bytes:
+        nonlocal n_asked, n_now, most
+        n_asked, n_now = n_asked + 1, n_now + 1
+        most = max(most, n_now)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            n_now -= 1
+        return b""
+
+    scene.let_other(stall)
+    async with asyncio.timeout(20):
+        await scene.fetch(*[scene.other] * 14, scene.honest)
+    assert n_asked > MAX_ASKED >= most > 1
 
 
 async def test_a_caller_that_gives_up_leaves_no_question_open(scene: Scene) -> None:

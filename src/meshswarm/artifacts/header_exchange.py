@@ -22,6 +22,8 @@ HEADER_REQUEST = "model/header"
 FETCH_TIMEOUT_S = 60.0
 PATIENCE_S = 2.0
 """A holder that has not answered for so long may still do so, but the next one is asked as well."""
+MAX_ASKED = 6
+"""At the same time: what holders send is in memory until it can be checked, up to 65 MiB each."""
 
 
 def offer_headers(endpoint: Endpoint, store: Store) -> None:
@@ -42,20 +44,25 @@ async def fetch_header(
 ) -> None:
     """Fetch the header of `model_id` from the first holder that gives the right one, and keep it in `store`.
 
-    Holders are asked in turn, the next as soon as one fails or keeps us waiting. Raises the last one's error when none
-    gives it; a holder that lies is only passed over.
+    Holders are asked in turn, the next as soon as one fails or keeps us waiting; who has done so longest is given up
+    for the next where many do. Raises the last one's error when none gives it; a holder that lies is only passed over.
     """
     failure: MeshswarmError = PeerUnreachableError(
         f"no peer is known that holds the model {model_id_text(model_id)}, so its vocabulary cannot be fetched"
     )
     waiting = deque(holders)
-    asked: set[asyncio.Task[MeshswarmError | None]] = set()
+    asked: list[asyncio.Task[MeshswarmError | None]] = []  # the first since longest
     try:
         while waiting or asked:
             if waiting:
-                asked.add(asyncio.create_task(_fetch_from(endpoint, store, model_id, *waiting.popleft())))
+                if len(asked) == MAX_ASKED:
+                    given_up = asked.pop(0)
+                    given_up.cancel()
+                    await asyncio.wait([given_up])
+                asked.append(asyncio.create_task(_fetch_from(endpoint, store, model_id, *waiting.popleft())))
             patience_s = PATIENCE_S if waiting else None
-            done, asked = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            asked = [task for task in asked if task not in done]
             for task in done:
                 error = task.result()
                 if error is None:
