@@ -20,6 +20,7 @@ from meshswarm.commands.models_cli import models_app
 from meshswarm.commands.options import (
     REF_HELP,
     Join,
+    JoinOrInvite,
     Json,
     Llama,
     Private,
@@ -93,7 +94,7 @@ def serve(
         bool | None,
         typer.Option("--rebalance/--pin", help="Go over to layers that need a holder more, as --auto does; or never."),
     ] = None,
-    join: Join = None,
+    join: JoinOrInvite = None,
     swarm: Swarm = None,
     private: Private = False,
     listen: Annotated[str | None, typer.Option("--listen", help="UDP address for peers; port 0 takes any.")] = None,
@@ -140,6 +141,7 @@ def serve(
 ) -> None:
     """Run a peer in the foreground until Ctrl-C. Without a model it serves no layers and only answers its own API."""
     from meshswarm.commands.serve import serve_forever
+    from meshswarm.commands.swarm import enter_invited
     from meshswarm.fetching.rates import Limits
     from meshswarm.fetching.sharing import SharingSettings
     from meshswarm.peer import PeerSettings
@@ -162,6 +164,7 @@ def serve(
     if rebalance and layers is not None:
         raise typer.BadParameter("layers that were asked for are not exchanged for others", param_hint="--rebalance")
     is_serving = model is not None or auto or layers is not None or bool(rebalance)
+    join, swarm, private = enter_invited(context.obj, join, swarm, private)
     settings = PeerSettings(
         home=context.obj,
         swarm=swarm,

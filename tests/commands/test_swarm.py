@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from meshswarm.cli import app
 from meshswarm.commands import doctor
 from meshswarm.commands.doctor import Verdict
+from meshswarm.commands.options import parse_join
+from meshswarm.commands.swarm import enter_invited
 from meshswarm.config import Home
 from meshswarm.errors import ConfigError
 from meshswarm.identity import Identity
@@ -113,6 +115,21 @@ def test_a_bad_invite_is_refused_without_being_repeated(owner: Shell, other: She
             other(*arguments)
         assert word[20:60] not in str(error.value)
     assert not Home(other.home).swarms.exists()
+
+
+def test_an_invite_behind_join_is_entered_and_what_cannot_enter_says_so_without_repeating_it(
+    owner: Shell, other: Shell, tmp_path: Path
+) -> None:
+    invite = owner.json("invite")["invite"]
+    peer = f"{PEERS[0]}@127.0.0.1:4000"
+    assert enter_invited(Home(other.home), [peer, invite], None, False) == ([peer], "office", True)
+    assert other.folder().load().keys == owner.folder().load().keys
+    assert enter_invited(Home(other.home), [peer], "elsewhere", False) == ([peer], "elsewhere", False)
+    with pytest.raises(ConfigError, match="two invites"):
+        enter_invited(Home(other.home), [invite, invite.upper()], None, False)
+    with pytest.raises(ValueError, match="swarm join") as refusal:
+        parse_join(f" {invite}")
+    assert invite[12:30] not in str(refusal.value)
 
 
 def test_members_and_show_say_how_it_stands(owner: Shell) -> None:

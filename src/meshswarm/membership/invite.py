@@ -31,6 +31,11 @@ _CHECKSUM_BYTES = 4
 Invited = tuple[PeerId, tuple[Address, ...]]
 
 
+def looks_like_invite(text: str) -> bool:
+    """Whether somebody meant this to be an invite, of whatever version."""
+    return re.match(r"\s*meshswarm\d+x", text, re.IGNORECASE) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Invite:
     """`name`: what the swarm is called. `key`: the one in use. `lineage`: the first key it had. `owner`: who signs its

@@ -182,11 +182,6 @@ class PeerConnection(QuicConnection):
         return None if self._space is None else self._space.largest_received_time
 
     @property
-    def smoothed_rtt_s(self) -> float | None:
-        """aioquic's estimate: never below 1 ms after the first sample, and coarse while the path is idle."""
-        return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
-
-    @property
     def connection_ids(self) -> list[bytes]:
         return [connection_id.cid for connection_id in self._host_cids]
 

@@ -96,7 +96,10 @@ def pick(offers: Sequence[Offer]) -> Pick | None:
     whole = [offer for offer in possible if offer.fit is Fit.WHOLE]
     if whole:
         best = max(whole, key=_by_worth)
-        return Pick(best, "nobody serves a model that this peer could join, and it is the best that fits whole")
+        of_which = " of those that are here or were run by this project" if larger(offers, best) else ""
+        return Pick(
+            best, f"nobody serves a model that this peer could join, and it is the best{of_which} that fits whole"
+        )
     if possible:
         best = min(possible, key=lambda offer: (not offer.is_sure, offer.n_bytes, not offer.is_verified, offer.name))
         return Pick(best, "nobody serves a model that this peer could join, none fits whole, and it is the smallest")

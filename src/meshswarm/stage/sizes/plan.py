@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from meshswarm.artifacts.gguf import GgufHeader
 from meshswarm.span import Span
 from meshswarm.stage.engine.kv_layers import CELLS_STEP
+from meshswarm.stage.engine.memory import in_words
 from meshswarm.stage.families.proofs import Proofs
 from meshswarm.stage.sizes.memory import Load, MemoryModel, SpanMemory
 
@@ -104,7 +105,7 @@ def _why_not(model: MemoryModel, rooms: Sequence[int]) -> str:
     if model.cuts.refusal is not None:
         needed = _least(model, model.whole)
         return (
-            f"{model.cuts.refusal}; one peer needs {_gigabytes(needed)} for it, with one session of {CELLS_STEP - 1} "
+            f"{model.cuts.refusal}; one peer needs {in_words(needed)} for it, with one session of {CELLS_STEP - 1} "
             f"positions, and these have {have}"
         )
     largest = max(model.smallest_spans, key=lambda span: _least(model, span))
@@ -112,12 +113,12 @@ def _why_not(model: MemoryModel, rooms: Sequence[int]) -> str:
     if max(rooms, default=0) < needed:
         return (
             f"peers of {have} cannot hold this model: its layers {largest} alone, which cannot be cut further, take "
-            f"{_gigabytes(needed)} with one session of {CELLS_STEP - 1} positions"
+            f"{in_words(needed)} with one session of {CELLS_STEP - 1} positions"
         )
     whole = _least(model, model.whole)
     return (
         f"peers of {have} cannot hold this model, not even for one session of {CELLS_STEP - 1} positions: it takes "
-        f"{_gigabytes(whole)} and more, the more peers share it"
+        f"{in_words(whole)} and more, the more peers share it"
     )
 
 
@@ -160,12 +161,8 @@ def _least(model: MemoryModel, span: Span) -> int:
 
 def _listed(rooms: Sequence[int]) -> str:
     counts = Counter(rooms)
-    return ", ".join(f"{f'{n} x ' if n > 1 else ''}{_gigabytes(room)}" for room, n in counts.items())
+    return ", ".join(f"{f'{n} x ' if n > 1 else ''}{in_words(room)}" for room, n in counts.items())
 
 
 def _sessions(n: int) -> str:
     return "one session" if n == 1 else f"{n} sessions"
-
-
-def _gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
