@@ -12,6 +12,7 @@ from tests.artifacts.sources.conftest import cdn, hub  # noqa: F401
 from tests.artifacts.sources.web_server import HubServer, WebServer
 from tests.fetching.conftest import Node, StartNode, eventually
 
+from meshswarm.artifacts.catalogue import CATALOGUE
 from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
 from meshswarm.artifacts.merkle import parse_model_id
 from meshswarm.commands.publish import Wish, publish
@@ -134,8 +135,8 @@ async def test_a_name_whose_publisher_changed_is_not_fetched(start_node: StartNo
         await one.sharing.library.known("my-model")
 
 
-async def test_of_two_models_under_one_name_the_published_one_is_not_guessed_but_a_pinned_one_is_taken(
-    start_node: StartNode, model_file: Path, gguf_recipe: Any, tmp_path: Path
+async def test_of_two_models_under_one_name_none_is_guessed_but_a_pinned_or_listed_one_is_taken(
+    start_node: StartNode, model_file: Path, gguf_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, one = await start_node(), await start_node(), await start_node()
     own = await published(first, str(model_file), "tiny-3m")
@@ -149,5 +150,8 @@ async def test_of_two_models_under_one_name_the_published_one_is_not_guessed_but
     await eventually(both_are_known, "both models are known")
     with pytest.raises(Exception, match="may be any of 2 models"):
         await one.sharing.library.known("tiny-3m")
+    listed = replace(CATALOGUE[0], name="tiny-3m", encoding="f32", model_id=info.model_id)
+    monkeypatch.setattr("meshswarm.fetching.library.CATALOGUE", (listed,))
+    assert (await one.sharing.library.known("tiny-3m")).model_id == info.model_id, "what the program itself knows"
     Manifests(one.home).trust("tiny-3m", first.endpoint.peer_id)
     assert (await one.sharing.library.known("tiny-3m")).model_id == own

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.header_exchange import fetch_header
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
@@ -166,7 +167,7 @@ class Library:
 
     async def _in_swarm(self, ref: str) -> tuple[bytes, str, int]:
         """(model id, name, layers or 0) of what peers know by this name or id. A name means what its publisher says,
-        and where there is none what cards say."""
+        and where there is none what cards say; the catalogue decides where those are silent or of two minds."""
         try:
             model_id = parse_model_id(ref)
         except ValueError:
@@ -182,6 +183,9 @@ class Library:
                 signed = await self._published.named(ref, found.values())
                 if signed is not None:
                     return signed.manifest.model_id, signed.manifest.name, signed.manifest.n_layers
+            listed = _in_catalogue(ref)
+            if listed is not None and listed.model_id is not None and (len(found) > 1 or (is_last and not found)):
+                return listed.model_id, listed.name, listed.n_layers
             if len(found) > 1:
                 ids = ", ".join(f"{model_id_text(card.model_id)} ({card.encoding})" for card in found.values())
                 raise AmbiguousModelError(
@@ -269,6 +273,11 @@ def _now_and_then(report: Report) -> Report:
             report(event)
 
     return pass_on
+
+
+def _in_catalogue(ref: str) -> CatalogueEntry | None:
+    """The model that this project knows by this name, its id with it."""
+    return next((entry for entry in CATALOGUE if entry.model_id and matches(ref, entry.name, entry.encoding)), None)
 
 
 def _is_meant(card: ModelCard, ref: str, model_id: bytes | None) -> bool:
