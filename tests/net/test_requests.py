@@ -153,6 +153,33 @@ async def test_the_end_of_the_connection_ends_the_question(pair: Pair) -> None:
         await asking
 
 
+async def test_who_asks_much_at_once_and_has_not_read_it_is_refused_more(
+    bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header has megabytes, and asking for it takes one packet."""
+    here, other, there = await bind(), await bind(), await bind()
+    connection = await here.dial(there.peer_id, [there.address])
+    another = await other.dial(there.peer_id, [there.address])
+    long = bytes(1_000_000)
+    answer_with(there, long, max_reply_bytes=2_000_000)
+
+    async def ask(connection: Connection) -> bytes | MeshswarmError:
+        try:
+            return await connection.request("ask", b"", timeout_s=30.0, max_reply_bytes=2_000_000)
+        except RefusedError as error:
+            assert error.retry_after_s
+            return error
+
+    answers, of_another = await asyncio.gather(asyncio.gather(*(ask(connection) for _ in range(60))), ask(another))
+    n_given = answers.count(long)
+    assert requests.MAX_SENDING_TO_ONE_BYTES // 2_000_000 < n_given < 60
+    assert of_another == long, "others are not refused for it"
+    assert await ask(connection) == long, "what has been read does not count"
+    monkeypatch.setattr(requests, "MAX_SENDING_TO_ONE_BYTES", 1000)
+    monkeypatch.setattr(requests, "MAX_SENDING_BYTES", 1000)
+    assert await ask(connection) == long, "one answer may be of any length"
+
+
 async def test_an_answer_above_the_askers_limit_is_an_error(pair: Pair) -> None:
     connection, there = pair
     answer_with(there, b"x" * 50_001)

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 1024 * 1024
+MAX_SENDING_BYTES = 256 * 1024 * 1024
+MAX_SENDING_TO_ONE_BYTES = 16 * 1024 * 1024
+"""Of long answers that have not arrived: a peer that asks many times and reads nothing keeps no more than this in
+memory here. One answer may always be on its way, however long, and the end of another."""
+_LONG_BYTES = 64 * 1024
+_BUSY_FOR_S = 2.0
 _MAX_ERROR_CHARS = 400
 _MAX_RETRY_S = 3600.0
 _MAX_ERROR_BYTES = 2048
@@ -90,6 +96,7 @@ class RequestHandler:
         self._answer = answer
         self._max_reply_bytes = max_reply_bytes
         self._spawn = spawn
+        self._sending: list[Stream] = []
 
     def __call__(self, stream: Stream) -> None:
         task: asyncio.Task[None] | None = None
@@ -114,6 +121,8 @@ class RequestHandler:
             reply = await self._answer(stream.peer_id, payload)
             if len(reply) > self._max_reply_bytes:
                 raise MeshswarmError(f"a reply of {len(reply)} bytes is above its limit of {self._max_reply_bytes}")
+            if len(reply) >= _LONG_BYTES:
+                self._take_room(stream, len(reply))
         except RefusedError as error:
             reply = _error_reply(Status.REFUSED, error)
         except RemoteProtocolError as error:
@@ -124,6 +133,17 @@ class RequestHandler:
         else:
             reply = bytes([Status.OK]) + reply
         stream.send(reply, finish=True)
+
+    def _take_room(self, stream: Stream, n_bytes: int) -> None:
+        """For one more long answer. Raises RefusedError."""
+        self._sending = [each for each in self._sending if each.unacked_bytes]
+        to_one = sum(each.unacked_bytes for each in self._sending if each.peer_id == stream.peer_id)
+        to_all = sum(each.unacked_bytes for each in self._sending)
+        if (to_one > MAX_REPLY_BYTES and to_one + n_bytes > MAX_SENDING_TO_ONE_BYTES) or (
+            to_all > MAX_REPLY_BYTES and to_all + n_bytes > MAX_SENDING_BYTES
+        ):
+            raise RefusedError("too many long answers are on their way from here", retry_after_s=_BUSY_FOR_S)
+        self._sending.append(stream)
 
 
 def _error_reply(status: Status, error: MeshswarmError) -> bytes:
