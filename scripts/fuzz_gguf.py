@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshswarm.artifacts.gguf import GgufHeader, check_tokenizer, parse_header, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, check_tokenizer, parse_header, read_header
 from meshswarm.errors import ArtifactError
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def load(path: Path) -> str:
     that ended it."""
     import llama_cpp  # noqa: F401  loaded before the fork, once
 
-    from meshswarm.artifacts import probe_child
+    from meshswarm.artifacts.gguf import probe_child
 
     child = os.fork()
     if child == 0:
@@ -193,7 +193,7 @@ def guided(arguments: Sequence[str]) -> None:
         for name in [name for name in sys.modules if name.startswith("meshswarm.artifacts")]:
             del sys.modules[name]  # to be imported again, with what it covers being counted
         with atheris.instrument_imports(include=["meshswarm.artifacts"]):
-            gguf = importlib.import_module("meshswarm.artifacts.gguf")
+            gguf = importlib.import_module("meshswarm.artifacts.gguf.check")
 
         def run(data: bytes) -> None:
             with contextlib.suppress(ArtifactError):

@@ -33,6 +33,17 @@ LAYERS = (
     ("__main__",),
 )
 """Lowest first. A room imports what is below it, and nothing beside it."""
+ARTIFACTS_LAYERS = (
+    ("files", "names", "ranges"),
+    ("merkle",),
+    ("gguf", "torrent"),
+    ("header_proof",),
+    ("model_info", "sources"),
+    ("manifests",),
+    ("store",),
+    ("header_exchange", "manifest_exchange"),
+)
+"""The same within the rooms that have rooms of their own."""
 STAGE_LAYERS = (
     ("families",),
     ("engine",),
@@ -42,7 +53,6 @@ STAGE_LAYERS = (
     ("loading", "owner_first"),
     ("owner_watch",),
 )
-"""The same within the largest room."""
 
 
 def heights(layers: tuple[tuple[str, ...], ...]) -> dict[str, int]:
@@ -83,14 +93,21 @@ def rooms_of(folder: Path) -> set[str]:
     return {path.stem for path in inside} - {"__init__"}
 
 
-@pytest.mark.parametrize(("folder", "layers"), [(PACKAGE, LAYERS), (PACKAGE / "stage", STAGE_LAYERS)])
+@pytest.mark.parametrize(
+    ("folder", "layers"),
+    [(PACKAGE, LAYERS), (PACKAGE / "artifacts", ARTIFACTS_LAYERS), (PACKAGE / "stage", STAGE_LAYERS)],
+)
 def test_every_room_has_its_place(folder: Path, layers: tuple[tuple[str, ...], ...]) -> None:
     assert rooms_of(folder) == set(heights(layers))
 
 
 @pytest.mark.parametrize(
     ("folder", "layers", "package"),
-    [(PACKAGE, LAYERS, "meshswarm"), (PACKAGE / "stage", STAGE_LAYERS, "meshswarm.stage")],
+    [
+        (PACKAGE, LAYERS, "meshswarm"),
+        (PACKAGE / "artifacts", ARTIFACTS_LAYERS, "meshswarm.artifacts"),
+        (PACKAGE / "stage", STAGE_LAYERS, "meshswarm.stage"),
+    ],
 )
 def test_imports_point_down(folder: Path, layers: tuple[tuple[str, ...], ...], package: str) -> None:
     wrong = []

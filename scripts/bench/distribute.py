@@ -28,7 +28,7 @@ from hosts import PORT, address, network, on_host
 from peers import MODEL, PeerFailure, fetch_model, scratch_folder
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address, Home
 from meshswarm.discovery.settings import DiscoverySettings, Use
 from meshswarm.fetching.fetch import Wanted

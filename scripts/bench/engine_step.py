@@ -21,7 +21,7 @@ import numpy as np
 from llama_cpp import llama_cpp as llama
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import Job, JobResult, SpanEngine
 from meshswarm.stage.engine.llama import context_params, model_params, start_llama

@@ -24,7 +24,7 @@ from peers import PeerProcess, ask, chain, fetch_model, scratch_folder
 from span_alone import SpanAlone
 from streams import TEXT
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
 

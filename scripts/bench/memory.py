@@ -17,7 +17,7 @@ from baseline import tokenize
 from peers import MODEL, PeerProcess, ask, chain, even_spans, fetch_model, machine, scratch_folder
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.sizes.memory import Load, MemoryModel
 from meshswarm.stage.slices.store import Slices

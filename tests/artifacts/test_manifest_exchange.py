@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from meshswarm.artifacts import manifest_exchange
-from meshswarm.artifacts.manifest import MAX_MANIFEST_BYTES, Manifest
 from meshswarm.artifacts.manifest_exchange import (
     MANIFEST_REQUEST,
     fetch_manifest_named,
     fetch_manifest_of,
     offer_manifests,
 )
-from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
+from meshswarm.artifacts.manifests.manifest import MAX_MANIFEST_BYTES, Manifest
+from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests
 from meshswarm.artifacts.merkle import file_root
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError, RefusedError, RemoteProtocolError, UnknownModelError
 from meshswarm.identity import Identity, PeerId

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.sources import PYPI_MODELS
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 
 
 def test_the_embedded_model(smollm2: Path, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.artifacts.split_writing import split_model
+from tests.artifacts.gguf.split_writing import split_model
 
 from meshswarm.artifacts.header_proof import verify_message
 from meshswarm.artifacts.model_info import ModelInfo
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands import model_facts
 from meshswarm.commands.model_facts import MemoryQuestion, describe, prove_model
 from meshswarm.commands.show import show_proof

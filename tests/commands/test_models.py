@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.artifacts.split_writing import split_model
+from tests.artifacts.gguf.split_writing import split_model
 from typer.testing import CliRunner
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.cli import app
 from meshswarm.commands.models import known_models, remove, verify
 from meshswarm.config import Home

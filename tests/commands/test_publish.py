@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.artifacts.gguf.split_writing import split_model
 from tests.artifacts.sources.conftest import cdn, hub  # noqa: F401
 from tests.artifacts.sources.web_server import HubServer
-from tests.artifacts.split_writing import split_model
 from typer.testing import CliRunner
 
-from meshswarm.artifacts.manifests import ManifestChangedError, Manifests, SourceChangedError
+from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests, SourceChangedError
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
-from meshswarm.artifacts.store import AmbiguousModelError, Store
+from meshswarm.artifacts.store.store import AmbiguousModelError, Store
 from meshswarm.cli import app
 from meshswarm.commands.model_facts import MemoryQuestion, describe
 from meshswarm.commands.publish import Wish, manifest_facts, publish, show_published, show_trust, trust

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.dht.keys import Topics
 from meshswarm.dht.listing import PeerEntry, count_cards, read_coverage, read_signed_cards
 from meshswarm.dht.records import CoverageRecord

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.config import Address
 from meshswarm.dht import messages
 from meshswarm.dht.contact import Contact

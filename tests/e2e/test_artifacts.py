@@ -16,7 +16,7 @@ from tests.e2e.test_private import swarm as swarm_command
 from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.ranges import n_bytes_of
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.slices.store import Slices
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.artifacts.split_writing import split_model
+from tests.artifacts.gguf.split_writing import split_model
 from tests.e2e.client import client_of, wait_until_ready
 from tests.e2e.conftest import PeerStarter
 from tests.stage.tiny_models import N_VOCAB, write_tiny
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 
 PROMPT = [(7 * n * n + 13 * n + 11) % N_VOCAB for n in range(40)]
 

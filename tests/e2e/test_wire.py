@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Home
 from meshswarm.ledger.store import ReceiptStore
 from meshswarm.stage.families.proofs import CutProof, note

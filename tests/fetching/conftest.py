@@ -14,10 +14,10 @@ import pytest
 
 from meshswarm.artifacts.header_exchange import offer_headers
 from meshswarm.artifacts.manifest_exchange import offer_manifests
-from meshswarm.artifacts.manifests import Manifests
+from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.ranges import Ranges
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.fetching import hashes as hashes_module

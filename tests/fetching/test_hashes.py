@@ -14,9 +14,9 @@ from tests.artifacts.sources.conftest import cdn, hub  # noqa: F401
 from tests.artifacts.sources.web_server import HubServer
 
 from meshswarm.artifacts.header_exchange import fetch_header, offer_headers
-from meshswarm.artifacts.manifests import Manifests
+from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.merkle import parse_model_id
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.publish import Wish, publish
 from meshswarm.config import Address, Home
 from meshswarm.dht.node import Dht

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshswarm.artifacts.gguf import parse_header
+from meshswarm.artifacts.gguf.check import parse_header
 from meshswarm.artifacts.ranges import merged
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.fetching.plan import (

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.manifest import Manifest
 from meshswarm.artifacts.manifest_exchange import offer_manifests
-from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
+from meshswarm.artifacts.manifests.card import ModelCard
+from meshswarm.artifacts.manifests.manifest import Manifest
+from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.holders import HolderRecord
 from meshswarm.dht.node import Dht

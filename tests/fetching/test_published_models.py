@@ -12,8 +12,8 @@ from tests.artifacts.sources.conftest import cdn, hub  # noqa: F401
 from tests.artifacts.sources.web_server import HubServer, WebServer
 from tests.fetching.conftest import Node, StartNode, eventually
 
-from meshswarm.artifacts.catalogue import CATALOGUE
-from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
+from meshswarm.artifacts.manifests.catalogue import CATALOGUE
+from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests
 from meshswarm.artifacts.merkle import parse_model_id
 from meshswarm.commands.publish import Wish, publish
 from meshswarm.config import Home

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.gguf import GgufHeader, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, read_header
 from meshswarm.head.vocabulary import Vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

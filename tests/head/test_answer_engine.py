@@ -11,7 +11,7 @@ import pytest
 from tests.head.engine_route import EngineRoute
 from tests.stage.tiny_models import N_VOCAB, write_tiny
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.request import Finished
 from meshswarm.head.sampler import Sampler

@@ -11,9 +11,9 @@ import pytest
 from tests.head.engine_route import EngineRoute
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.gguf import GgufHeader
-from meshswarm.artifacts.store import Store
-from meshswarm.artifacts.tokenizer import token_list_mark
+from meshswarm.artifacts.gguf.check import GgufHeader
+from meshswarm.artifacts.gguf.tokenizer import token_list_mark
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ConfigError
 from meshswarm.head.answer import Answer, Limits
 from meshswarm.head.draft_model import MAX_SESSIONS, DraftModel, DraftSession

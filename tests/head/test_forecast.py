@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.errors import RequestError
 from meshswarm.head.forecast import USUAL_PROMPT, Asked, question_of
 from meshswarm.head.routes import USUAL_ANSWER

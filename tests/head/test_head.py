@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.errors import RequestError
 from meshswarm.head.head import Head
 from meshswarm.head.models import Voice

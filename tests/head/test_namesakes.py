@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.header_exchange import offer_headers
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord

@@ -14,7 +14,7 @@ import pytest
 from tests.head.tiny_swarm import N_CTX, Model, tiny_swarm
 from tests.stage.tiny_models import N_VOCAB
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import RefusedError
 from meshswarm.head.chunking import TAIL_ROWS

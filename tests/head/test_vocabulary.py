@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.head.conftest import CONTROL, NORMAL, USER_DEFINED, MakeHeader
 
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.errors import ArtifactError, RequestError
 from meshswarm.head import vocabulary as module
 from meshswarm.head import vocabulary_file as file_module

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.stage.tiny_models import N_VOCAB, write_tiny
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 from meshswarm.config import Address
 from meshswarm.errors import MeshswarmError
 from meshswarm.head.route_session import RouteSession

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.errors import OutOfMemoryError
 from meshswarm.routing.choice import Choice, Limits, choose, has_room
 from meshswarm.span import Span

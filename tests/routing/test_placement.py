@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.routing.placement import choose_span
 from meshswarm.span import Span, missing_layers
 from meshswarm.stage.sizes.memory import Load, MemoryModel

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.routing.peers import HEAD, near, peer, record
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId
 from meshswarm.routing.alone import OwnMachine

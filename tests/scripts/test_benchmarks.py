@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from meshswarm.artifacts.gguf import check_tokenizer, parse_header, read_header
+from meshswarm.artifacts.gguf.check import check_tokenizer, parse_header, read_header
 from meshswarm.stage.engine.profile import exact_obstacle
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fuzz_gguf
 
-from meshswarm.artifacts.gguf import check_tokenizer, read_header
+from meshswarm.artifacts.gguf.check import check_tokenizer, read_header
 from meshswarm.stage.families.table import FAMILIES
 
 SCRIPT = Path(fuzz_gguf.__file__)

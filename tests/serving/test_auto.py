@@ -12,11 +12,11 @@ import pytest
 from huggingface_hub import constants
 from tests.artifacts.sources.web_server import HubServer, WebServer
 
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.catalogue import CATALOGUE, CatalogueEntry
+from meshswarm.artifacts.manifests.card import ModelCard
+from meshswarm.artifacts.manifests.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ArtifactError, OutOfMemoryError
@@ -107,7 +107,7 @@ async def test_a_larger_one_that_would_fit_is_named_and_not_fetched(
     swarm: Swarm, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     better = replace(listed("better", 11 * 10**8), memory_bytes=3 * 10**8)
-    monkeypatch.setattr("meshswarm.artifacts.manifests.CATALOGUE", (ENTRY, better))
+    monkeypatch.setattr("meshswarm.artifacts.manifests.trust.CATALOGUE", (ENTRY, better))
     assert (await swarm.chosen()).model == ENTRY.ref
     assert swarm.said == [f"A larger model would fit, 1.1 GB to fetch and never run here: --model {better.ref}"]
 
@@ -354,7 +354,7 @@ async def test_an_unverified_model_comes_from_the_hub_and_one_that_is_damaged_th
     hub.put_repo("some/smaller", {"smaller.gguf": good})
     hub.put_repo("some/larger", {"larger.gguf": b"GGUF" + bytes(2 * len(good))})
     entries = (listed("smaller", len(good)), listed("larger", 2 * len(good) + 4))
-    monkeypatch.setattr("meshswarm.artifacts.manifests.CATALOGUE", entries)
+    monkeypatch.setattr("meshswarm.artifacts.manifests.trust.CATALOGUE", entries)
     chosen = await swarm.chosen()
     assert chosen.model == "hf:some/smaller/smaller.gguf"
     first, passed, second, *_ = [said for said in swarm.said if not said.startswith("Downloading")]

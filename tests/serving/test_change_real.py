@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import RunningPeer
 from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
 from meshswarm.config import Home

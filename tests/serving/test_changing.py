@@ -12,7 +12,7 @@ import pytest
 from tests.serving.test_moving import OTHERS, OWN, World
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ArtifactError

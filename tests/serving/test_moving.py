@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import OutOfMemoryError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.stage.staged import SPAN, Stage, staged
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
+from meshswarm.artifacts.store.store import Store
 from meshswarm.span import Span
 from meshswarm.stage.slices.slicing import write_slice
 from meshswarm.stage.slices.store import Slices

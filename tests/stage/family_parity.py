@@ -22,7 +22,7 @@ from tests.stage.chain import Session, stop_all
 from tests.stage.tiny_models import N_VOCAB, write_tiny
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, EXACT_MIN_ROWS, Profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.stage.engine.attention import with_attention
 from meshswarm.stage.engine.devices import ON_CPU
 from meshswarm.stage.engine.kv_layers import session_cells

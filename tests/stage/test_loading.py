@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.stage.conftest import Cut
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage import loading

@@ -14,7 +14,7 @@ from tests.stage.chain import Session, stop_all
 from tests.stage.conftest import Cut
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine
 from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile

@@ -8,7 +8,7 @@ import pytest
 from tests.stage.llama_memory import PRECISION, reported_memory
 from tests.stage.real_sizes import REAL_SIZES, RealSize
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters, read_header
 from meshswarm.span import Span
 from meshswarm.stage.sizes.memory import Load, MemoryModel
 from meshswarm.stage.sizes.plan import plan_memory

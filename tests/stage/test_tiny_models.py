@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Encoding
 from tests.stage.tiny_models import N_VOCAB, TINY, write_tiny
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 
 PROMPT = [(7 * n * n + 13 * n + 11) % N_VOCAB for n in range(40)]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from meshswarm.artifacts.header_proof import MAX_MESSAGE_BYTES
 from meshswarm.artifacts.merkle import HASH_BYTES, model_id_text
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.errors import ArtifactError, MeshswarmError, PeerUnreachableError, RefusedError, RemoteProtocolError
 from meshswarm.identity import PeerId

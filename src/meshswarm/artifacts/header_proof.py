@@ -17,7 +17,8 @@ from typing import Any
 
 import msgpack
 
-from meshswarm.artifacts.container import MAX_HEADER_BYTES
+from meshswarm.artifacts.gguf.container import MAX_HEADER_BYTES
+from meshswarm.artifacts.gguf.split import MAX_PARTS
 from meshswarm.artifacts.merkle import (
     BLOCK_BYTES,
     HASH_BYTES,
@@ -29,7 +30,6 @@ from meshswarm.artifacts.merkle import (
     n_blocks_of,
     tree_depth,
 )
-from meshswarm.artifacts.split import MAX_PARTS
 from meshswarm.errors import ArtifactError
 
 MAX_FILES = MAX_PARTS

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from meshswarm.artifacts.manifest import MAX_MANIFEST_BYTES, SignedManifest
-from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
+from meshswarm.artifacts.manifests.manifest import MAX_MANIFEST_BYTES, SignedManifest
+from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests
 from meshswarm.artifacts.merkle import HASH_BYTES, model_id_text
 from meshswarm.artifacts.names import MAX_NAME_CHARS, NAME_PATTERN
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.errors import (
     ArtifactError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters
 from meshswarm.artifacts.header_proof import HeaderProof
 from meshswarm.artifacts.merkle import model_id_text
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshswarm import __version__
 from meshswarm.artifacts.files import read_json
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import DEFAULT_API_PORT, DEFAULT_PEER_PORT, Home, default_cache
 from meshswarm.errors import ConfigError, MeshswarmError

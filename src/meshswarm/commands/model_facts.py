@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshswarm.artifacts.merkle import Progress
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.models import disk_facts
 from meshswarm.commands.publish import manifest_facts
 from meshswarm.config import Home

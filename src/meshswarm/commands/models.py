@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from meshswarm.artifacts.disk import Disk, Kind
 from meshswarm.artifacts.merkle import Progress, model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.ranges import n_bytes_of
 from meshswarm.artifacts.sources import artifact_folder
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.disk import Disk, Kind
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import Home
 from meshswarm.errors import ConfigError, UnknownModelError

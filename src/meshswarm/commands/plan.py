@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from meshswarm.artifacts.merkle import Progress
 from meshswarm.artifacts.sources import is_source
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import RunningPeer, find_running
 from meshswarm.commands.serve import run_in_loop
 from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer

@@ -16,17 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from meshswarm.artifacts.gguf import GgufHeader
-from meshswarm.artifacts.manifest import MAX_SOURCES, Manifest
-from meshswarm.artifacts.manifest_facts import Calibration, ProvedCuts, ProvedWire, check_licence, check_source
-from meshswarm.artifacts.manifests import Manifests
+from meshswarm.artifacts.gguf.check import GgufHeader
+from meshswarm.artifacts.gguf.split import model_stem
+from meshswarm.artifacts.manifests.facts import Calibration, ProvedCuts, ProvedWire, check_licence, check_source
+from meshswarm.artifacts.manifests.manifest import MAX_SOURCES, Manifest
+from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.merkle import Progress, model_id, model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import NAME_PATTERN, model_name
 from meshswarm.artifacts.sources import Say, is_source
 from meshswarm.artifacts.sources.references import is_remote
-from meshswarm.artifacts.split import model_stem
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Home
 from meshswarm.errors import ArtifactError, ConfigError, MeshswarmError, UnknownModelError
 from meshswarm.head.vocabulary import Vocabulary

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshswarm.artifacts.disk import Disk
 from meshswarm.artifacts.merkle import parse_model_id
 from meshswarm.artifacts.sources import is_source
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.disk import Disk
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import RunningPeer, announce_running, find_running, forget_running
 from meshswarm.commands.models import entry_of
 from meshswarm.commands.serve import run_in_loop

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from meshswarm.artifacts.card import ModelCard, SignedCard
+from meshswarm.artifacts.manifests.card import ModelCard, SignedCard
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.config import Address
 from meshswarm.dht.records import CoverageRecord

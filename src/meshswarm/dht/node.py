@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from meshswarm.artifacts.card import ModelCard, SignedCard
+from meshswarm.artifacts.manifests.card import ModelCard, SignedCard
 from meshswarm.config import Address
 from meshswarm.dht import messages
 from meshswarm.dht.announcer import Announcer

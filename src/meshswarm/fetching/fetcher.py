@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.artifacts.torrent.torrent import Torrent
 from meshswarm.dht.node import Dht

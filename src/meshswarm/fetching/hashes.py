@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.manifests import Manifests
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.manifests.card import ModelCard
+from meshswarm.artifacts.manifests.trust import Manifests
+from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.dht.holders import HolderRecord
 from meshswarm.dht.node import Dht

@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.header_exchange import fetch_header
+from meshswarm.artifacts.manifests.card import ModelCard
+from meshswarm.artifacts.manifests.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import clean_name, matches
 from meshswarm.artifacts.ranges import Ranges
 from meshswarm.artifacts.sources.references import is_remote
-from meshswarm.artifacts.store import AmbiguousModelError, Store
+from meshswarm.artifacts.store.store import AmbiguousModelError, Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.errors import ArtifactError, MeshswarmError, UnknownModelError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from meshswarm.artifacts.container import GgufHeader
+from meshswarm.artifacts.gguf.container import GgufHeader
 from meshswarm.artifacts.ranges import Ranges, covers, merged
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.span import Span

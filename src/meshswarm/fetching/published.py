@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.manifest import SignedManifest
 from meshswarm.artifacts.manifest_exchange import Holder, fetch_manifest_named, fetch_manifest_of
-from meshswarm.artifacts.manifests import ManifestChangedError, Manifests
+from meshswarm.artifacts.manifests.card import ModelCard
+from meshswarm.artifacts.manifests.manifest import SignedManifest
+from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests
 from meshswarm.artifacts.names import NAME_PATTERN, clean_name
 from meshswarm.artifacts.sources.references import is_remote
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.dht.node import Dht
 from meshswarm.errors import MeshswarmError
 from meshswarm.net.endpoint import Endpoint

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshswarm.artifacts.card import ModelCard
 from meshswarm.artifacts.files import FileStamp
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.ranges import Ranges
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.dht.holders import HolderRecord
 from meshswarm.dht.node import Dht
 from meshswarm.errors import ArtifactError, MeshswarmError

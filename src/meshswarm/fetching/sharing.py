@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshswarm.artifacts.disk import Disk
-from meshswarm.artifacts.manifests import Manifests
+from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.disk import Disk
+from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.session import TorrentSession
 from meshswarm.dht.node import Dht
 from meshswarm.errors import ConfigError, MeshswarmError, RequestError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshswarm.artifacts.merkle import piece_layer
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.artifacts.torrent.session import TorrentSession
 from meshswarm.artifacts.torrent.torrent import Torrent

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
+from meshswarm.artifacts.gguf.tokenizer import token_list_mark
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.sources import Say
-from meshswarm.artifacts.store import Store
-from meshswarm.artifacts.tokenizer import token_list_mark
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import Job, JobResult, SpanEngine

@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError, RequestError
 from meshswarm.head.models import ModelDirectory

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import ConfigError, MeshswarmError, RemoteError, RemoteProtocolError, RequestError

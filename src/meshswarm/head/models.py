@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.gguf.tokenizer import token_list_mark
 from meshswarm.artifacts.header_exchange import fetch_header
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.names import clean_name, matches
-from meshswarm.artifacts.store import Store
-from meshswarm.artifacts.tokenizer import token_list_mark
+from meshswarm.artifacts.store.store import Store
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import RequestError, UnknownModelError

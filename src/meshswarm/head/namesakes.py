@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, groupby, zip_longest
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.dht.networks import network_of
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.identity import PeerId

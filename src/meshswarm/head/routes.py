@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.dht.records import CoverageRecord

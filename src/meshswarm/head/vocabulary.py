@@ -22,7 +22,7 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as llama
 
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.errors import ArtifactError, RequestError
 from meshswarm.head.vocabulary_file import vocabulary_file
 from meshswarm.stage.engine.llama import model_params, start_llama

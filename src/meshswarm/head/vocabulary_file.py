@@ -12,10 +12,10 @@ import uuid
 from pathlib import Path
 
 from meshswarm.artifacts.files import TEMPORARY_SUFFIX, sweep_temporaries, write_whole
-from meshswarm.artifacts.gguf import GgufHeader, check_tokenizer
-from meshswarm.artifacts.header_writer import HeaderWriter
-from meshswarm.artifacts.probe import engine_build, probe
-from meshswarm.artifacts.tokenizer import MODEL_KEY, NO_VOCABULARY
+from meshswarm.artifacts.gguf.check import GgufHeader, check_tokenizer
+from meshswarm.artifacts.gguf.header_writer import HeaderWriter
+from meshswarm.artifacts.gguf.probe import engine_build, probe
+from meshswarm.artifacts.gguf.tokenizer import MODEL_KEY, NO_VOCABULARY
 
 _ENTRIES = frozenset(
     {

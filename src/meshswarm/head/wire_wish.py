@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.config import WireChoice
 from meshswarm.stage.proving.wire_proofs import F32_WIRE, Wire, WireProofs

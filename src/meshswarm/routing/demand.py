@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from meshswarm.artifacts.catalogue import SizeClass
+from meshswarm.artifacts.manifests.catalogue import SizeClass
 from meshswarm.routing.view import ENOUGH_HOLDERS, ROWS_PER_REQUEST, View, rows_per_s
 from meshswarm.span import Span
 

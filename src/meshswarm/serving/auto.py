@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshswarm.artifacts import sources
-from meshswarm.artifacts.catalogue import CATALOGUE
+from meshswarm.artifacts.manifests.catalogue import CATALOGUE
 from meshswarm.errors import MeshswarmError, OutOfMemoryError
 from meshswarm.routing.choice import Limits
 from meshswarm.routing.demand import Fit, Offer, Pick, larger, pick

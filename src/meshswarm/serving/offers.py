@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshswarm.artifacts.card import ModelCard
-from meshswarm.artifacts.catalogue import CatalogueEntry
-from meshswarm.artifacts.manifests import Manifests
+from meshswarm.artifacts.manifests.card import ModelCard
+from meshswarm.artifacts.manifests.catalogue import CatalogueEntry
+from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.routing.choice import Limits

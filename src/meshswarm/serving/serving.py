@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from meshswarm.artifacts.card import ModelCard
+from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.dht.records import MAX_RTTS, RTT_PREFIX_BYTES, WHOLE_ONLY, CoverageRecord
 from meshswarm.errors import MeshswarmError

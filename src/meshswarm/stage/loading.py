@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshswarm.artifacts.gguf import GgufHeader
-from meshswarm.artifacts.probe import engine_build
+from meshswarm.artifacts.gguf.check import GgufHeader
+from meshswarm.artifacts.gguf.probe import engine_build
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage.engine.devices import Device, Offload, gpus, list_devices, plan_offload

@@ -24,7 +24,7 @@ from meshswarm.artifacts.sources.faults import DeniedError, MissingError, Passin
 from meshswarm.artifacts.sources.hub_ref import HubRef
 from meshswarm.artifacts.sources.pace import DownloadProgress, Retries
 from meshswarm.artifacts.sources.url_rules import UrlRules
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError, ConfigError
 
 REF = "hf:owner/Tiny-GGUF/Tiny-Q4.gguf"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.stage.chain import job
 from tests.stage.conftest import Cut
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.span import Span
 from meshswarm.stage.engine.compute import SpanComputer
 from meshswarm.stage.engine.jobs import EngineError, EngineInputError, Job, JobResult, SliceShape

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.container import ValueType
-from meshswarm.artifacts.gguf import parse_header
+from meshswarm.artifacts.gguf.check import parse_header
+from meshswarm.artifacts.gguf.container import ValueType
 from meshswarm.errors import ArtifactError
 from meshswarm.stage.engine.settings import Settings
 

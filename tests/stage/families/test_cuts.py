@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.stage.tiny_models import TINY, write_tiny
 
-from meshswarm.artifacts.container import ValueType
-from meshswarm.artifacts.gguf import GgufHeader, parse_header, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, parse_header, read_header
+from meshswarm.artifacts.gguf.container import ValueType
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import IllegalCutError, check_cut, legal_cuts, slice_pads
 from meshswarm.stage.families.proofs import PROVED_BUILDS, CutProof, Proofs, installed_build, note

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.stage.tiny_models import TINY, write_tiny
 
-from meshswarm.artifacts.container import GgufHeader, ValueType, parse_container
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
-from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.container import GgufHeader, ValueType, parse_container
+from meshswarm.artifacts.gguf.header_writer import HeaderWriter
 from meshswarm.errors import MeshswarmError
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import legal_cuts

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tests.stage.chain import job
 from tests.stage.tiny_models import TINY, write_tiny
 
-from meshswarm.artifacts.gguf import check_hyperparameters, read_header
+from meshswarm.artifacts.gguf.check import check_hyperparameters, read_header
 from meshswarm.span import Span
 from meshswarm.stage.engine.compute import SpanComputer
 from meshswarm.stage.engine.jobs import JobResult, SliceShape

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Encoding
 from tests.stage.tiny_models import N_VOCAB, write_tiny
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import SpanEngine, Speed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.stage.tiny_models import N_VOCAB, write_tiny
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine import engine

@@ -6,7 +6,7 @@ import pytest
 from tests.stage.llama_memory import PRECISION, reported_memory
 from tests.stage.tiny_models import TINY, write_tiny
 
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.checkpoints import MAX_CHECKPOINTS, n_checkpoints

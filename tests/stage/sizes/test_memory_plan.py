@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.gguf import GgufHeader, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, read_header
 from meshswarm.stage.sizes.memory import Load, MemoryModel
 from meshswarm.stage.sizes.plan import longest_span, plan_memory
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.artifacts.split_writing import split_model
+from tests.artifacts.gguf.split_writing import split_model
 from tests.stage.unsplit import Unsplit
 
-from meshswarm.artifacts.gguf import read_header, read_headers
+from meshswarm.artifacts.gguf.check import read_header, read_headers
 from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.ranges import covers, merged, n_bytes_of
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage.slices.slicing import write_slice

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshswarm.artifacts.merkle import file_root
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama import numclass
@@ -166,7 +166,7 @@ def test_many_threads_at_once(store: Store, slices: Slices, tiny: Path, probes: 
 
 def test_two_processes_in_one_folder(tiny: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from meshswarm.artifacts.store import Store\n"
+        "import sys; from pathlib import Path; from meshswarm.artifacts.store.store import Store\n"
         "from meshswarm.span import Span; from meshswarm.stage.slices.store import Slices\n"
         "store = Store(Path(sys.argv[1])); info = store.import_file(Path(sys.argv[2]))\n"
         "print(Slices(store, Path(sys.argv[1])).file(info.model_id, Span(1, 3)).root.hex())\n"

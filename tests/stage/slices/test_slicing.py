@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from meshswarm.artifacts.container import ValueType
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters, check_tokenizer, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters, check_tokenizer, read_header
+from meshswarm.artifacts.gguf.container import ValueType
+from meshswarm.artifacts.gguf.probe import probe
 from meshswarm.artifacts.merkle import file_root
-from meshswarm.artifacts.probe import probe
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import IllegalCutError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.stage.tiny_models import write_tiny
 
-from meshswarm.artifacts.container import ValueType
-from meshswarm.artifacts.gguf import GgufHeader, read_header
+from meshswarm.artifacts.gguf.check import GgufHeader, read_header
+from meshswarm.artifacts.gguf.container import ValueType
 from meshswarm.span import Span
 from meshswarm.stage.slices.slicing import MIDDLE_VOCABULARY, write_slice
 

@@ -10,7 +10,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from meshswarm.artifacts.split import MAX_PARTS, part_name
+from meshswarm.artifacts.gguf.split import MAX_PARTS, part_name
 from meshswarm.errors import ConfigError
 
 _MAX_NAME_CHARS = 150

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshswarm.artifacts.container import MAX_HEADER_BYTES, HeaderCutShortError, parse_container
+from meshswarm.artifacts.gguf.container import MAX_HEADER_BYTES, HeaderCutShortError, parse_container
 from meshswarm.artifacts.header_proof import HeaderProof, nodes_to_keep
 from meshswarm.artifacts.merkle import BLOCK_BYTES, MerkleTree, Node, n_blocks_of, piece_layer_nodes
 from meshswarm.artifacts.torrent.content import Content, piece_length_of

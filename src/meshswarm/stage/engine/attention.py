@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.stage.engine.devices import Offload
 from meshswarm.stage.engine.llama_options import LlamaOptions
 from meshswarm.stage.engine.settings import Settings

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshswarm.artifacts.gguf import read_headers
-from meshswarm.artifacts.split import part_paths
+from meshswarm.artifacts.gguf.check import read_headers
+from meshswarm.artifacts.gguf.split import part_paths
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.attention import with_attention

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.errors import ConfigError
 from meshswarm.stage.engine.llama_options import KvType
 from meshswarm.stage.engine.settings import Settings

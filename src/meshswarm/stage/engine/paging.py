@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshswarm.artifacts.split import part_paths
+from meshswarm.artifacts.gguf.split import part_paths
 from meshswarm.stage.engine.memory import EngineMemory
 
 READ_BYTES = 128 << 10  # what Linux reads ahead for a mapped file, unless told otherwise

@@ -5,7 +5,7 @@ The rule this file keeps: what a checked header may still hold of the wrong kind
 
 from __future__ import annotations
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters
 
 
 class Settings:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshswarm.artifacts.container import GgufHeader
-from meshswarm.artifacts.gguf import Hyperparameters, check_hyperparameters
+from meshswarm.artifacts.gguf.check import Hyperparameters, check_hyperparameters
+from meshswarm.artifacts.gguf.container import GgufHeader
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from meshswarm.artifacts.gguf import Hyperparameters
+from meshswarm.artifacts.gguf.check import Hyperparameters
 
 Guess = Callable[[Hyperparameters], int]
 Facts = Mapping[str, int]

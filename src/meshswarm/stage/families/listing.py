@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from meshswarm.artifacts.container import Entry, GgufHeader
+from meshswarm.artifacts.gguf.container import Entry, GgufHeader
 from meshswarm.stage.families.family import DROPPED_KEYS, Family
 
 _PRECISIONS = "general.tensor_extra."

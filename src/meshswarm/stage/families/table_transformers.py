@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from meshswarm.artifacts.gguf import Hyperparameters
+from meshswarm.artifacts.gguf.check import Hyperparameters
 from meshswarm.stage.families.family import Facts, Family, LayerKind, Pattern
 
 _MODEL = frozenset({"block_count", "context_length", "embedding_length", "vocab_size"}) | {

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshswarm.artifacts.gguf import check_hyperparameters
-from meshswarm.artifacts.manifest_facts import PARTS_PER_BILLION, Calibration
-from meshswarm.artifacts.probe import probe
-from meshswarm.artifacts.split import part_paths
+from meshswarm.artifacts.gguf.check import check_hyperparameters
+from meshswarm.artifacts.gguf.probe import probe
+from meshswarm.artifacts.gguf.split import part_paths
+from meshswarm.artifacts.manifests.facts import PARTS_PER_BILLION, Calibration
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import Job, SpanEngine

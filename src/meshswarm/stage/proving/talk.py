@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters
 from meshswarm.span import Span
 from meshswarm.stage.engine.profile import EXACT_MAX_ROWS, Profile
 from meshswarm.stage.families.cuts import ORIGINAL_CONTEXT

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf.probe import probe
+from meshswarm.artifacts.gguf.split import part_paths
 from meshswarm.artifacts.merkle import model_id_text
-from meshswarm.artifacts.probe import probe
-from meshswarm.artifacts.split import part_paths
 from meshswarm.errors import ConfigError
 from meshswarm.span import Span
 from meshswarm.stage.engine.engine import MAX_OUTPUTS, SpanEngine

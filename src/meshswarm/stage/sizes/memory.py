@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshswarm.artifacts.gguf import GgufHeader, check_hyperparameters
+from meshswarm.artifacts.gguf.check import GgufHeader, check_hyperparameters
 from meshswarm.span import Span
 from meshswarm.stage.engine.checkpoints import saved_bytes
 from meshswarm.stage.engine.kv_layers import LayerKv, is_kv_known, layer_kvs, session_cells

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.span import Span
 from meshswarm.stage.engine.kv_layers import CELLS_STEP
 from meshswarm.stage.engine.memory import in_words

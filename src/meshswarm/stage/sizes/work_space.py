@@ -7,7 +7,7 @@ worth splitting not more than about three times as much: the numbers here were f
 
 from __future__ import annotations
 
-from meshswarm.artifacts.gguf import GgufHeader
+from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.stage.engine.attention import scores_bytes
 from meshswarm.stage.engine.settings import Settings
 from meshswarm.stage.slices.slicing import MIDDLE_VOCABULARY

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshswarm.artifacts.container import Entry, GgufHeader, ValueType
-from meshswarm.artifacts.gguf import check_hyperparameters
-from meshswarm.artifacts.header_writer import HeaderWriter
-from meshswarm.artifacts.hyperparameters import MAX_CONTEXT
+from meshswarm.artifacts.gguf.check import check_hyperparameters
+from meshswarm.artifacts.gguf.container import Entry, GgufHeader, ValueType
+from meshswarm.artifacts.gguf.header_writer import HeaderWriter
+from meshswarm.artifacts.gguf.hyperparameters import MAX_CONTEXT
 from meshswarm.span import Span
 from meshswarm.stage.families.cuts import ORIGINAL_CONTEXT, IllegalCutError, pattern_values, small_context
 from meshswarm.stage.families.family import DROPPED_KEYS, Family

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from meshswarm.artifacts.container import (
+from meshswarm.artifacts.files import TEMPORARY_SUFFIX
+from meshswarm.artifacts.gguf.check import check_hyperparameters
+from meshswarm.artifacts.gguf.container import (
     F16,
     F32,
     I32,
@@ -28,9 +30,7 @@ from meshswarm.artifacts.container import (
     TensorType,
     tensor_bytes,
 )
-from meshswarm.artifacts.files import TEMPORARY_SUFFIX
-from meshswarm.artifacts.gguf import check_hyperparameters
-from meshswarm.artifacts.header_writer import HeaderWriter
+from meshswarm.artifacts.gguf.header_writer import HeaderWriter
 from meshswarm.artifacts.merkle import file_root
 from meshswarm.artifacts.ranges import Ranges, merged
 from meshswarm.errors import ArtifactError

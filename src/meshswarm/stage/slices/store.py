@@ -15,13 +15,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshswarm.artifacts.disk import remove_slice
 from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, write_json
-from meshswarm.artifacts.gguf import read_header
+from meshswarm.artifacts.gguf.check import read_header
+from meshswarm.artifacts.gguf.probe import engine_build, probe
 from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text, parse_model_id
-from meshswarm.artifacts.probe import engine_build, probe
 from meshswarm.artifacts.ranges import Ranges, covers
-from meshswarm.artifacts.store import Store
+from meshswarm.artifacts.store.disk import remove_slice
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError, MeshswarmError
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama import numclass
