@@ -231,3 +231,25 @@ def test_a_home_that_points_elsewhere_by_links_is_not_written_through(tmp_path: 
     assert Store(home).models() == []
     assert Store(home).import_file(tiny) == info
     assert precious.read_text() == "precious" and not note.is_symlink()
+
+
+@pytest.mark.parametrize("damage", [b"", b"something else", None])
+def test_a_damaged_header_costs_one_model_and_only_until_it_is_fetched_again(
+    tmp_path: Path, tiny: Path, gguf_recipe: Any, damage: bytes | None
+) -> None:
+    publisher = Store(tmp_path / "publisher")
+    foreign = publisher.import_file(gguf_recipe(n_layers=5).write(tmp_path / "foreign.gguf"))
+    message = publisher.header_proof(foreign.model_id)
+    store = Store(tmp_path / "home")
+    own = store.import_file(tiny)
+    store.save_foreign_header(foreign.model_id, message)
+    store.note_ranges(foreign.model_id, "foreign", [[]])
+    assert store.parts() == [foreign.model_id]
+    (tmp_path / "home" / "headers" / f"{foreign.id_text}.proof").write_bytes(message[:-5] if damage is None else damage)
+    again = Store(tmp_path / "home")
+    found = again.find_any(own.name)
+    assert found is not None and found.model_id == own.model_id
+    assert again.known() == [own.model_id]
+    assert not again.has_header(foreign.model_id), "so it is asked for again"
+    again.save_foreign_header(foreign.model_id, message)
+    assert again.parts() == [foreign.model_id] and again.find_any("foreign") is not None

@@ -30,12 +30,18 @@ class Headers:
         return self._path(model_id).is_file()
 
     def get(self, model_id: bytes) -> tuple[HeaderProof, GgufHeader]:
-        """The proof, and the checked header. Raises ArtifactError when they are not here, or damaged."""
+        """The proof, and the checked header. Raises ArtifactError when they are not here, or damaged: then they are
+        not here any more, so that they are got anew."""
         with self._guard:
             known = self._proved.get(model_id)
         if known is not None:
             return known
-        proved = read_message(self.message(model_id), model_id)
+        message = self.message(model_id)
+        try:
+            proved = read_message(message, model_id)
+        except ArtifactError:
+            self.drop(model_id)
+            raise
         self._remember(*proved)
         return proved
 

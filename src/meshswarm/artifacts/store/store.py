@@ -200,12 +200,13 @@ class Store:
         return None if record is None else record.paths
 
     def parts(self) -> list[bytes]:
-        """Ids of the models that are here in part, or were once: perhaps with slices alone, or nothing."""
+        """Ids of the models that are here in part, or were once: perhaps with slices alone, or nothing. One whose
+        header is damaged is left out until that is fetched again."""
         ids = []
         for note in sorted(self._partial.glob("*.json")):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, ArtifactError):
                 model_id = parse_model_id(note.stem)
-                if self._registry.get(model_id) is None and self.has_header(model_id):
+                if self._registry.get(model_id) is None and self._headers.get(model_id):
                     ids.append(model_id)
         return ids
 
