@@ -15,7 +15,7 @@ from tests.net.eventually import eventually
 from meshswarm.artifacts.torrent import knocking
 from meshswarm.artifacts.torrent.certificates import tls_identity
 from meshswarm.artifacts.torrent.content import bencode
-from meshswarm.errors import ArtifactError, ConfigError
+from meshswarm.errors import ArtifactError
 
 SECRET, OTHER = b"of the swarm, 32 bytes in length", b"another swarm's, also long enough"
 
@@ -114,11 +114,6 @@ async def test_who_shows_no_certificate_is_sent_away(shared: Shared, start_sessi
 
     with pytest.raises((ssl.SSLError, ConnectionError)):
         await asyncio.to_thread(knock)
-
-
-async def test_a_private_swarm_does_not_use_the_mainline_dht(start_session: StartSession) -> None:
-    with pytest.raises(ConfigError, match="private"):
-        await start_session(secret=SECRET, may_use_mainline=True)
 
 
 async def test_a_private_session_has_no_port_outside_tls(start_session: StartSession) -> None:

@@ -103,4 +103,3 @@ def test_whatever_would_tell_others_is_off() -> None:
     for name in ("enable_dht", "enable_lsd", "enable_upnp", "enable_natpmp"):
         assert settings[name] is False
     assert settings["dht_bootstrap_nodes"] == settings["webtorrent_stun_server"] == ""
-    assert session_settings("127.0.0.1:0", may_use_mainline=True)["dht_bootstrap_nodes"] == ""

@@ -39,7 +39,6 @@ class Surroundings:
     alone: Alone
     notes: Notes
     tls: TlsIdentity | None
-    may_use_mainline: bool
     say: Say
     blame_changed: Callable[[], None]
 
@@ -76,7 +75,6 @@ class Attachment:
             frozenset(self.plan.on_disk),
             tls,
             is_seed=self.is_seed,
-            may_use_mainline=self.around.may_use_mainline,
         )
         self._ready.clear()
         self._paused.clear()

@@ -30,7 +30,6 @@ def torrent_params(
     tls: TlsIdentity | None,
     *,
     is_seed: bool = False,
-    may_use_mainline: bool = False,
 ) -> lt.add_torrent_params:
     """A torrent of which nothing is wanted yet. Blocking for large layers. Raises ArtifactError.
 
@@ -52,7 +51,7 @@ def torrent_params(
     params.save_path = str(path.parent)
     params.renamed_files = {0: str(path)}
     params.storage_mode = lt.storage_mode_t.storage_mode_sparse
-    params.flags = (params.flags & ~_UNUSED) | (0 if may_use_mainline else _ALONE)
+    params.flags = (params.flags & ~_UNUSED) | _ALONE
     if len(have) < content.n_pieces:
         params.piece_priorities = [0] * content.n_pieces
     if is_seed:

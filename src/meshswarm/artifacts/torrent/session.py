@@ -70,7 +70,6 @@ class TorrentSession:
         port: int = 0,
         secret: bytes | None = None,
         folder: Path,
-        may_use_mainline: bool = False,
         peer_limit: int = 200,  # places for peers dialled from here, and twice as many for those who dial in
         say: Say = lambda words: None,
     ) -> TorrentSession:
@@ -78,19 +77,16 @@ class TorrentSession:
 
         `secret`: of a private swarm; the port then is a TLS port, and only members get anything. `folder`: for notes
         of what is here. `say` is told what a person should know.
-        Raises ConfigError when the address cannot be used, or a private swarm should use the mainline DHT.
+        Raises ConfigError when the address cannot be used.
         """
         if not port and is_unspecified(host):
             return await cls._start_on_one_port(
                 host,
                 secret=secret,
                 folder=folder,
-                may_use_mainline=may_use_mainline,
                 peer_limit=peer_limit,
                 say=say,
             )
-        if secret is not None and may_use_mainline:
-            raise ConfigError("a private swarm does not use the mainline DHT: it would show who its members are")
         tls = None if secret is None else await asyncio.to_thread(tls_identity, secret)
         listen = listen_interface(host, port, is_private=tls is not None)
         refusals: list[ListenFailed] = []
@@ -102,7 +98,7 @@ class TorrentSession:
             elif session is not None:
                 session._heard(event)
 
-        settings = session_settings(listen, may_use_mainline=may_use_mainline, n_connections=peer_limit)
+        settings = session_settings(listen, n_connections=peer_limit)
         engine = await Engine.start(settings, heard)
         try:
             bound = await _bound_port(engine, refusals, is_private=tls is not None)
@@ -123,7 +119,6 @@ class TorrentSession:
             alone=Alone(session_settings(""), tls, folder),
             notes=Notes(folder),
             tls=tls,
-            may_use_mainline=may_use_mainline,
             say=say,
             blame_changed=blame_changed,
         )

@@ -1,7 +1,7 @@
 """libtorrent's settings here: fast over TCP, quiet, and forgiving enough that blame can be laid by ourselves.
 
-The rule this file keeps: no packet goes anywhere this peer was not told to go. No tracker, local discovery, peer
-exchange, port mapping or name is looked up; the mainline DHT only where the caller says so.
+The rule this file keeps: no packet goes anywhere this peer was not told to go. No tracker, DHT, local discovery, peer
+exchange, port mapping or name is looked up.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ _IMPATIENT: Settings = {
 }
 
 
-def session_settings(listen: str, *, may_use_mainline: bool = False, n_connections: int = 200) -> Settings:
+def session_settings(listen: str, *, n_connections: int = 200) -> Settings:
     """What a session starts with. `listen`: see `listen_interface`; empty: no socket at all, outgoing links only."""
     return {
         **_QUIET,
         **_FORGIVING,
         **_FAST,
         **_IMPATIENT,
-        "enable_dht": may_use_mainline,
         "listen_interfaces": listen,
         "max_retry_port_bind": 0,
         "listen_system_port_fallback": False,
