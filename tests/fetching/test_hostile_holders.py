@@ -6,12 +6,14 @@ import asyncio
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.fetching.conftest import StartNode
+from tests.fetching.conftest import StartNode, eventually
 from tests.fetching.test_sharing import has
 
 from meshswarm.artifacts.merkle import file_root
+from meshswarm.artifacts.torrent.content import Content
 from meshswarm.config import Address
 from meshswarm.dht.holders import HolderRecord
 from meshswarm.errors import ArtifactError
@@ -25,7 +27,7 @@ from meshswarm.fetching.exchange import (
     Pieces,
     pack_pieces,
 )
-from meshswarm.fetching.scout import MAX_HOLDERS, believable, with_newcomers
+from meshswarm.fetching.scout import MAX_HOLDERS, MAX_LINKS, believable, with_newcomers
 from meshswarm.fetching.sharing import SharingSettings
 from meshswarm.identity import Identity, PeerId
 
@@ -178,3 +180,58 @@ async def test_a_crowd_of_made_up_holders_keeps_nobody_from_the_honest_one(
     monkeypatch.setattr(scout_module, "DIAL_TIMEOUT_S", 0.3)
     await other.sharing.fetcher.fetch(await other.wants(info))
     assert file_root(other.store.path(info.model_id)) == file_root(model_file)
+
+
+class Dialled:
+    """In place of a torrent: whom it was told of."""
+
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+
+    def connect(self, host: str, port: int) -> None:
+        self.hosts.append(host)
+
+
+@pytest.mark.parametrize(("n_files", "n_holders"), [(1, 100), (10, 50), (48, 50), (500, 5)])
+async def test_many_files_of_many_holders_take_no_more_connections_than_there_are(
+    start_node: StartNode, n_files: int, n_holders: int
+) -> None:
+    node = await start_node(settings=SharingSettings(seeds=False))
+    scout = node.sharing.fetcher.scout(b"m" * 32, [Content(1000, bytes([1]) * 32)] * n_files)
+    for number in range(n_holders):
+        peer = holder(number).peer
+        scout._where[peer] = Address(f"192.0.2.{number}", 4811)
+        scout.pieces[peer] = Pieces(4811, tuple(None if number % 2 else frozenset() for _ in range(n_files)))
+    torrents = [Dialled() for _ in range(n_files)]
+    for _ in range(3):
+        scout.join(torrents)  # type: ignore[arg-type]
+    n_links = sum(len(each.hosts) for each in torrents)
+    assert n_links <= max(MAX_LINKS, n_files) and all(each.hosts for each in torrents)
+    first = [each.hosts[0] for each in torrents]
+    assert all(int(host.rpartition(".")[2]) % 2 for host in first), "those that have something of the file come first"
+    if n_files > 1:
+        assert len(set(first)) > 1, "not all files hang on one holder"
+    scout.join_again()
+    scout.join(torrents)  # type: ignore[arg-type]
+    assert torrents[0].hosts[n_links // n_files :][:1] != first[:1], "another has its turn"
+
+
+async def test_a_change_of_keys_amid_a_look_at_what_is_gone_ends_no_sharing(
+    start_node: StartNode, tmp_path: Path, gguf_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node()
+    paths = [gguf_recipe(n_layers=n).write(tmp_path / f"m{n}.gguf") for n in (1, 2, 3)]
+    await node.until_seeding(*[await asyncio.to_thread(node.store.import_file, path) for path in paths])
+    seeder, stop_holding = node.sharing.seeder, node.dht.stop_holding
+    assert seeder is not None
+
+    async def changed_meanwhile(model_id: bytes) -> None:
+        await stop_holding(model_id)
+        seeder.begin_again()
+
+    monkeypatch.setattr(node.dht, "stop_holding", changed_meanwhile)
+    for path in paths:
+        path.unlink()
+    await eventually(lambda: not seeder.is_seeding, "what is gone is shared no more")
+    await seeder.look()
+    assert not any(task.done() for task in node.tasks)

@@ -29,6 +29,9 @@ from meshswarm.net.swarm import Swarm
 MAX_HOLDERS = 32
 """Asked at a time: more peers than that do not make a fetch faster."""
 MAX_CONNECTIONS = 64
+MAX_LINKS = 192
+"""For one file, and for all files of a model together: a session has not more places, and the first files would have
+them all."""
 REACH_TIMEOUT_S = 3.0
 DIAL_TIMEOUT_S = 5.0
 GRACE_S = 0.5
@@ -76,7 +79,8 @@ class Scout:
         self._where: dict[PeerId, Address] = {}  # of their torrent sessions
         self._others: dict[Address, None] = {}
         self._told: dict[PeerId, set[Address]] = {}  # of them, by each holder: no more than one answer has
-        self._joined: set[tuple[int, Address]] = set()
+        self._joined: dict[int, set[Address]] = {}  # by file
+        self._turn = 0
         self.pieces: dict[PeerId, Pieces] = {}
         """What each holder that answered has."""
         self.silent: dict[PeerId, MeshswarmError] = {}
@@ -137,16 +141,27 @@ class Scout:
 
     def join(self, torrents: Sequence[Torrent]) -> None:
         """Let torrents know where pieces may be had. Called again, it tells them of newcomers."""
-        addresses = [*self._where.values(), *self._others][:MAX_CONNECTIONS]
+        most = max(1, min(MAX_CONNECTIONS, MAX_LINKS // max(1, len(torrents))))
         for file, torrent in enumerate(torrents):
-            for address in addresses:
-                if (file, address) not in self._joined:
-                    self._joined.add((file, address))
+            joined = self._joined.setdefault(file, set())
+            for address in self._in_turn(file):
+                if len(joined) >= most:
+                    break
+                if address not in joined:
+                    joined.add(address)
                     torrent.connect(address.host, address.port)
 
     def join_again(self) -> None:
-        """Forget who was told of whom: connections may have ended."""
+        """Forget who was told of whom: connections may have ended. Where not all are joined, others have their turn."""
         self._joined.clear()
+        self._turn += 1
+
+    def _in_turn(self, file: int) -> list[Address]:
+        """Where pieces of a file may be had: first those who say that they have some, for each file others of them."""
+        has = [peer for peer in self._where if peer in self.pieces and self.pieces[peer].files[file] != frozenset()]
+        at = (file + self._turn) % max(1, len(has))
+        rest = [peer for peer in self._where if peer not in set(has)]
+        return [*(self._where[peer] for peer in [*has[at:], *has[:at], *rest]), *self._others]
 
     def blame(self, torrents: Sequence[Torrent]) -> list[PeerId]:
         """Holders that torrents caught with wrong pieces, each told once; they are not asked again."""

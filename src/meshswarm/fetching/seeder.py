@@ -123,7 +123,10 @@ class Seeder:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except MeshswarmError as error:  # a disk that fails now; the next look may succeed
+                self._warn(f"Models cannot be shared now: {error}")
             self.looked.set()
             await asyncio.sleep(LOOK_S)
 
@@ -208,7 +211,7 @@ class Seeder:
         await self._announce(holding)
 
     async def _close(self, model_id: bytes) -> None:
-        del self._shared[model_id]
+        self._shared.pop(model_id, None)  # all are gone where the swarm's key has changed meanwhile
         await self._dht.stop_holding(model_id)
         await self._shelf.close(model_id)
 
