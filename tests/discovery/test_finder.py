@@ -168,6 +168,17 @@ async def test_who_comes_later_is_found_later(bind: Bind, swarm: Swarm) -> None:
     assert peer.met == [(there.peer_id, (address,))]
 
 
+@pytest.mark.parametrize(("source", "is_kept"), [(Source.ASKED, False), (Source.KNOWN, True)])
+async def test_a_mistyped_address_is_not_kept_of_a_peer_that_was_met_elsewhere(
+    bind: Bind, silent: Address, source: Source, is_kept: bool
+) -> None:
+    here, there = await bind(), await bind()
+    peer = Peer(here, Listed(source, Candidate(there.peer_id, (silent, there.address), source)))
+    async with peer.looking():
+        await peer.is_met.wait()
+    assert peer.met == [(there.peer_id, (there.address, silent) if is_kept else (there.address,))]
+
+
 async def test_a_peer_that_cannot_be_met_after_all_is_no_reason_to_stop(bind: Bind) -> None:
     here, there = await bind(), await bind()
     tried: list[PeerId] = []

@@ -191,7 +191,8 @@ class Finder:
             self._tell(news)
 
     async def _introduce(self, met: Met, attempt: Attempt) -> None:
-        others = attempt.addresses if attempt.peer is not None else ()
+        # What a person typed is kept only where it proved right: others would be sent there, and the next start too.
+        others = attempt.vouched if attempt.peer is not None else ()
         self._n_meeting += 1
         try:
             await self._meet([(met.peer_id, merge_addresses([met.remote_address], others))])

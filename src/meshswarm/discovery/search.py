@@ -44,12 +44,14 @@ Key = PeerId | Address
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Dial `peer` (None: whoever is there) at `addresses`, and say what came of it. `target`: whom `Search` means."""
+    """Dial `peer` (None: whoever is there) at `addresses`, and say what came of it. `target`: whom `Search` means.
+    `vouched`: those of the addresses that not only a person's word stands for."""
 
     target: Key
     peer: PeerId | None
     addresses: tuple[Address, ...]
     source: Source
+    vouched: tuple[Address, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,15 @@ class SourceReport:
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """A candidate as it is remembered. `retry_at`: when each address may be dialled again; `failures`: in a row."""
+    """A candidate as it is remembered. `retry_at`: when each address may be dialled again; `failures`: in a row.
+    `vouched`: the addresses that a source gave which is no person's word."""
 
     peer: PeerId | None
     made_by: Source
     sources: set[Source] = field(default_factory=set)
     retry_at: dict[Address, float] = field(default_factory=dict)
     failures: dict[Address, int] = field(default_factory=dict)
+    vouched: set[Address] = field(default_factory=set)
     is_dialled: bool = False  # at this moment
     was_reached: bool = False
     dialled_by: set[Source] = field(default_factory=set)
@@ -172,6 +176,7 @@ class Search:
                 self._forget_an_address(target)
             if len(target.retry_at) < MAX_ADDRESSES:
                 target.retry_at.setdefault(address, now)
+                target.vouched |= set() if candidate.source is Source.ASKED else {address}
 
     def succeeded(self, attempt: Attempt, now: float) -> None:
         """Somebody proved a key there, and the swarm."""
@@ -269,7 +274,8 @@ class Search:
                 each.n_dialling += 1
                 each.n_refreshed += not self.is_alone
                 target.dialled_by.add(source)
-                yield Attempt(key, target.peer, addresses, source)
+                vouched = tuple(address for address in addresses if address in target.vouched)
+                yield Attempt(key, target.peer, addresses, source, vouched)
 
     def _deadlines(self) -> list[float]:
         """When the patience for each source ends, and last the patience for those whom they gave."""
@@ -306,3 +312,4 @@ class Search:
         if target.failures and not target.is_dialled:
             worst = max(target.failures, key=lambda address: target.failures[address])
             del target.failures[worst], target.retry_at[worst]
+            target.vouched.discard(worst)
