@@ -14,6 +14,7 @@ from meshswarm.commands import doctor
 from meshswarm.commands.doctor import Verdict
 from meshswarm.commands.options import parse_join
 from meshswarm.commands.swarm import enter_invited
+from meshswarm.commands.swarm_cli import _standing_of
 from meshswarm.config import Home
 from meshswarm.errors import ConfigError
 from meshswarm.identity import Identity
@@ -227,6 +228,27 @@ def test_leaving_forgets_the_swarm_and_an_owner_is_asked_twice(owner: Shell, oth
         owner("leave")
     owner("leave", "office", "--yes")
     assert owner.json("list") == []
+
+
+def test_entering_twice_says_so_and_the_list_has_a_heading(owner: Shell, other: Shell) -> None:
+    invite = owner.json("invite")["invite"]
+    assert "Entered the private swarm 'office'" in other("join", invite)
+    assert "already a member of the private swarm 'office'" in other("join", invite)
+    assert other.json("join", invite)["already"] is True
+    assert [line.split(maxsplit=1) for line in other("list").splitlines()] == [
+        ["private", "swarm        this peer is"],
+        ["office", "a member"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "just now"), (59, "just now"), (60, "a minute ago"), (120, "2 minutes ago"), (7200, "2 hours ago"),
+     (86_400, "24 hours ago"), (3 * 86_400, "3 days ago")],
+)  # fmt: skip
+def test_how_long_ago_a_member_was_met(seconds: int, words: str) -> None:
+    member = {"self": False, "admitted": True, "connected": False, "met_s_ago": seconds}
+    assert _standing_of(member) == f"last met {words}"
 
 
 def test_a_lost_key_is_listed_as_a_problem(owner: Shell) -> None:

@@ -41,9 +41,12 @@ def invite_to(home: Home, name: str | None, addresses: Sequence[Address]) -> dic
 
 
 def join_swarm(home: Home, text: str, name: str | None) -> dict[str, Any]:
-    """Enter the swarm of an invite, called `name` here."""
-    folder = Swarms(home.create()).join(Invite.parse(text), name)
-    return {**_facts(folder), "key_file": str(folder.key)}
+    """Enter the swarm of an invite, called `name` here. `already`: this peer was a member before."""
+    swarms, invite = Swarms(home.create()), Invite.parse(text)
+    called = invite.name if name is None else name
+    already = called in swarms.names() and swarms.folder(called).key.exists()
+    folder = swarms.join(invite, name)
+    return {**_facts(folder), "key_file": str(folder.key), "already": already}
 
 
 def enter_invited(

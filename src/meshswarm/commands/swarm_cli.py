@@ -205,15 +205,18 @@ def _show_new(made: dict[str, Any]) -> None:
 
 def _show_joined(joined: dict[str, Any]) -> None:
     name = joined["swarm"]
-    typer.echo(f"Entered the private swarm {name!r}; its key is in {joined['key_file']}.")
+    what = "This peer is already a member of" if joined["already"] else "Entered"
+    typer.echo(f"{what} the private swarm {name!r}; its key is in {joined['key_file']}.")
     typer.echo(f"Run in it with:\n\n  meshswarm --auto --swarm {name}")
 
 
 def _show_list(swarms: list[dict[str, Any]]) -> None:
     if not swarms:
         typer.echo("No private swarm here; `meshswarm swarm new NAME` makes one.")
+        return
+    typer.echo(f"{'private swarm':<20} this peer is")
     for each in swarms:
-        what = each["problem"] or ("owned here" if each["owned"] else "member")
+        what = each["problem"] or ("its owner" if each["owned"] else "a member")
         typer.echo(f"{each['swarm']:<20} {what}")
 
 
@@ -249,7 +252,15 @@ def _standing_of(member: dict[str, Any]) -> str:
         return f"connected from {member['address']}"
     if member["met_s_ago"] is None:
         return f"never met here, named by {', '.join(peer[:8] for peer in member['heard_from'])}"
-    return f"last met {member['met_s_ago'] / 3600:.1f} hours ago"
+    return f"last met {_ago(member['met_s_ago'])}"
+
+
+def _ago(seconds: int) -> str:
+    """How long ago that is, in the largest unit of which it is at least two."""
+    for unit, length_s in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds // length_s} {unit} ago"
+    return "just now" if seconds < 60 else "a minute ago"
 
 
 def _show_change(changed: dict[str, Any]) -> None:
