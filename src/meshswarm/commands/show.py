@@ -12,17 +12,23 @@ from rich.table import Table
 from meshswarm.commands.doctor import Finding
 
 PIPE_WIDTH = 400
+SHORT_ID = 8
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Nothing is ever cut: ids and addresses are there to be copied, so long ones fold, and pipes have no width."""
+    """Nothing is ever cut: ids and addresses are there to be copied, so long ones fold, and pipes have no width. No
+    line ends in blanks."""
     table = Table(box=None, pad_edge=False, show_header=any(headings))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    Console(width=None if console.is_terminal else PIPE_WIDTH).print(table, soft_wrap=not console.is_terminal)
+    is_terminal = Console().is_terminal
+    console = Console(width=None if is_terminal else PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(table, soft_wrap=not is_terminal)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def show_status(status: dict[str, Any]) -> None:
@@ -119,8 +125,9 @@ def show_bench(result: dict[str, Any]) -> None:
 
 
 def _gossip_words(gossip: dict[str, int]) -> str:
-    words = f"{gossip['neighbours']} neighbours, {gossip['watchers']} of them watch this peer; "
-    words += f"{gossip['reports']} load reports"
+    n_near, n_watching, n_reports = gossip["neighbours"], gossip["watchers"], gossip["reports"]
+    words = f"{n_near} neighbour{'' if n_near == 1 else 's'}, {n_watching} of them "
+    words += f"watch{'es' if n_watching == 1 else ''} this peer; {n_reports} load report{'' if n_reports == 1 else 's'}"
     words += f", {gossip['draining']} leaving" if gossip["draining"] else ""
     words += f", {gossip['gone']} gone" if gossip["gone"] else ""
     outdated = gossip.get("outdated", 0)
@@ -135,8 +142,12 @@ def show_peers(peers: list[dict[str, Any]]) -> None:
     for peer in peers:
         rtt = "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms"
         serves = ", ".join(f"{entry['layers']} of {entry['model']}" for entry in peer["serves"])
-        rows.append((peer["peer_id"], ", ".join(peer["addresses"]), rtt, serves, *_faring(peer)))
-    show_table(("peer", "addresses", "rtt", "serves", "is", "load"), rows)
+        rows.append((peer["peer_id"][:SHORT_ID], rtt, serves, *_faring(peer)))
+    show_table(("peer", "rtt", "serves", "is", "load"), rows)
+    print()
+    for peer in peers:  # each whole on a line of its own, to be copied
+        print(peer["peer_id"])
+        print(f"  at {', '.join(peer['addresses'])}")
 
 
 def _faring(peer: dict[str, Any]) -> tuple[str, str]:
