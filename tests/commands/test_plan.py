@@ -49,7 +49,11 @@ def test_several_routes_and_what_has_no_room_are_summed_up(capsys: pytest.Captur
     assert "Together: 400.0 tokens/s over 2 routes, which share no peer." in shown
     assert "Room for 2 of 3 only: layers 0:30 of this model are served, but by no peer" in shown
     show_plan(said_of([record(1, "0:10")]))
-    assert "No route: no peer of this swarm serves layers 10:30 of this model yet." in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "No route: no peer of this swarm serves layers 10:30 of this model yet." in shown
+    assert "meshswarm run" not in shown
+    show_plan(said_of([]))
+    assert 'meshswarm run --model tiny "PROMPT"' in capsys.readouterr().out
 
 
 def test_what_is_asked_stands_in_the_path() -> None:

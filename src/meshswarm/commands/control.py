@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from meshswarm.config import Home, HomeLock
-from meshswarm.errors import ConfigError, LocalError, MeshswarmError
+from meshswarm.errors import ConfigError, LocalError, MeshswarmError, NoRouteError, UnknownModelError
 
 ANSWER_TIMEOUT_S = 600.0
 
@@ -45,7 +45,7 @@ class RunningPeer:
                 if line.startswith(b"data: ") and line != b"data: [DONE]":
                     event = json.loads(line[6:])
                     if "error" in event:
-                        raise MeshswarmError(str(event["error"].get("message", "the answer broke off")))
+                        raise _error_of(event["error"], "the answer broke off")
                     yield event
 
     @contextlib.contextmanager
@@ -70,8 +70,20 @@ def _json_or_error(response: http.client.HTTPResponse) -> Any:
     except ValueError:
         raise LocalError(f"the peer answered with HTTP {response.status} and no JSON") from None
     if response.status >= 400:
-        raise MeshswarmError(str(body.get("error", {}).get("message", f"HTTP {response.status}")))
+        raise _error_of(body.get("error", {}), f"HTTP {response.status}")
     return body
+
+
+def _error_of(said: dict[str, Any], otherwise: str) -> MeshswarmError:
+    """The API's error as one of this program's: those are told apart that a command has more to say of."""
+    message = str(said.get("message", otherwise))
+    match said.get("code"):
+        case "no_route":
+            return NoRouteError(message)
+        case "model_not_found":
+            return UnknownModelError(message)
+        case _:
+            return MeshswarmError(message)
 
 
 def announce_running(home: Home, api: str, api_key: str | None, errand: str = "") -> None:

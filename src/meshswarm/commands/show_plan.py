@@ -5,6 +5,7 @@ The rule this file keeps: the answer comes first, and nothing is cut.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from meshswarm.commands.show import show_table, size_words
@@ -26,6 +27,11 @@ def show_plan(plan: dict[str, Any]) -> None:
         placed = plan["streams_placed"]
         subject = "No route" if not placed else f"Room for {placed} of {plan['streams']} only"
         print(f"{subject}: {plan['refusal']}.\n")
+        if not placed and not plan["left_out"]:
+            print(
+                "Nobody who serves any of it is known here. In a folder where no peer runs, this machine answers alone:"
+                f'\n\n  meshswarm run --model {shlex.quote(plan["model"])} "PROMPT"\n'
+            )
     if plan["alternatives"]:
         ways = "; ".join(f"{_way_words(way['hops'])} ({way['tpot_ms']:.1f} ms)" for way in plan["alternatives"])
         print(f"Kept for when a peer refuses: {ways}.\n")
