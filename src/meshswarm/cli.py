@@ -41,6 +41,8 @@ from meshswarm.identity import Identity
 app = typer.Typer(
     name="meshswarm",
     help="A peer-to-peer swarm that runs language models no single member could hold. Start with: meshswarm --auto",
+    epilog="`meshswarm --auto ...` is short for `meshswarm serve --auto ...`: a peer that chooses model and layers by "
+    "itself, with the options of `meshswarm serve --help`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -164,6 +166,8 @@ def serve(
     if rebalance and layers is not None:
         raise typer.BadParameter("layers that were asked for are not exchanged for others", param_hint="--rebalance")
     is_serving = model is not None or auto or layers is not None or bool(rebalance)
+    if is_serving and model is None and not serving.is_auto and not as_json:
+        typer.echo(f"No --model was given: it is the small embedded one, {DEFAULT_MODEL}.")
     join, swarm, private = enter_invited(context.obj, join, swarm, private)
     settings = PeerSettings(
         home=context.obj,

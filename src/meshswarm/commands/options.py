@@ -70,7 +70,10 @@ def parse_join(text: str) -> tuple[PeerId, Address]:
 
 def parse_rate(text: str) -> int:
     """Bytes a second of a rate such as `5MB` or `5MB/s`. Raises ValueError with a sentence for a person."""
-    rate = parse_size(text.strip().removesuffix("/s"))
+    try:
+        rate = parse_size(text.strip().removesuffix("/s"))
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is not a rate: write for example 5MB/s") from None
     if rate < MIN_RATE_BYTES_S:
         raise ValueError(f"{text[:40]!r} is less than {MIN_RATE_BYTES_S // 1000} kB a second, with which nothing comes")
     return rate
