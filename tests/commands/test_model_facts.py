@@ -49,9 +49,20 @@ def test_the_default_models_facts(home, smollm2, capsys):
         "30 of 2.2 MB",
         "can be cut between any two",
         "23,040 bytes a position",
-        "694.3 MB at most for 4 sessions",
+        "694.3 MB at most for all of it and 4 sessions",
     ):
         assert words in said
+
+
+def test_a_file_that_is_only_looked_at_changes_nothing(home, smollm2):
+    assert facts_of(home, smollm2)["disk"] == {
+        "files": [str(smollm2)],
+        "gone_files": [],
+        "held_bytes": smollm2.stat().st_size,
+        "pieces": 0,
+        "slices": [],
+    }
+    assert Store(home.root).models() == [] and [path for path in home.root.rglob("*") if path.is_file()] == []
 
 
 def test_a_plan_for_given_peers(home, smollm2, capsys):

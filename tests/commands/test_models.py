@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from meshswarm.artifacts.store.store import Store
 from meshswarm.cli import app
 from meshswarm.commands.models import known_models, remove, verify
+from meshswarm.commands.show_models import show_models
 from meshswarm.config import Home
-from meshswarm.errors import MeshswarmError, UnknownModelError
+from meshswarm.errors import ArtifactError, ConfigError, MeshswarmError, UnknownModelError
 
 
 @pytest.fixture
@@ -25,7 +26,8 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def tiny(tmp_path: Path, gguf_recipe: Any) -> Path:
-    return gguf_recipe(n_embd=128).write(tmp_path / "Tiny-1M.F32.gguf", seed=1)
+    path: Path = gguf_recipe(n_embd=128).write(tmp_path / "Tiny-1M.F32.gguf", seed=1)
+    return path
 
 
 def run(home: Home, *arguments: str, expect: int = 0) -> Any:
@@ -62,8 +64,10 @@ def test_a_split_model_is_imported_listed_verified_and_forgotten(home: Home, tin
         size,
     )
     assert imported["local"] is True and imported["disk"] == {"pieces": 0, "slices": 0}
+    assert imported.pop("in_place") == [str(part) for part in parts]
     assert run(home, "list") == [imported]
-    assert "tiny-1m" in say(home, "list") and "yes" in say(home, "list")
+    assert all(word in say(home, "list") for word in ("tiny-1m", "whole", "none")) and "served" not in say(home, "list")
+    assert f"They are used where they are: do not move or change {parts[0]}, " in say(home, "import", str(parts[1]))
     (good,) = run(home, "verify")
     assert good["good"] and [file["path"] for file in good["files"]] == [str(part) for part in parts]
     assert sum(file["checked_bytes"] for file in good["files"]) == size
@@ -86,8 +90,53 @@ def test_damage_is_named_by_file_and_piece(home: Home, tiny: Path) -> None:
     assert (bad["good"], file["bad_pieces"], file["bad_bytes"]) == (False, [2], piece)
     assert f"DAMAGED, {len(data) / 1e6:.1f} MB checked" in say(home, "verify")
     assert "262,144 bytes are bad, in piece 2" in say(home, "verify")
-    tiny.unlink()
-    assert verify(home, None, None) == [], "a model whose file is gone is not stored here any more"
+    assert "changed since? run `meshswarm models verify tiny-1m`" in say(home, "list")
+    data[2 * piece + 5] ^= 1
+    tiny.write_bytes(data)
+    assert run(home, "list")[0]["is_touched"]
+    assert run(home, "verify")[0]["good"] and not run(home, "list")[0]["is_touched"], "its look is noted anew"
+
+
+def test_a_file_that_was_moved_away_is_named_until_its_model_is_forgotten(home: Home, tiny: Path) -> None:
+    assert f"It is used where it is: do not move or change {tiny}." in say(home, "import", str(tiny))
+    tiny.rename(tiny.with_name("moved.gguf"))
+    (entry,) = run(home, "list")
+    assert (entry["local"], entry["held_bytes"], entry["gone_files"]) == (False, 0, [str(tiny)])
+    assert f"file is gone: {tiny}" in say(home, "list")
+    (bad,) = run(home, "verify", expect=1)
+    assert not bad["good"] and bad["files"][0]["gone"]
+    assert "its file is gone" in say(home, "verify", "tiny-1m") and f"{tiny}: gone" in say(home, "verify")
+    assert f"{tiny} is gone" in say(home, "show", "tiny-1m").replace("\n", "")
+    assert run(home, "rm", "tiny-1m")["kept_files"] == [] and run(home, "list") == []
+
+
+def test_what_is_no_file_is_said_with_what_was_meant(home: Home, tmp_path: Path) -> None:
+    for source, complaint in (
+        (str(tmp_path), "is a folder; name a .gguf file in it"),
+        ("smollm2", "import takes a file; `meshswarm models pull smollm2` fetches by name"),
+        (str(tmp_path / "no.gguf"), "there is no model file at"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            run(home, "import", source)
+    for data, complaint in ((b"", "the file is empty"), (b"<html>", "this is no GGUF file")):
+        (tmp_path / "bad.gguf").write_bytes(data)
+        with pytest.raises(ArtifactError, match=rf"bad\.gguf is refused: {complaint}$"):
+            run(home, "import", str(tmp_path / "bad.gguf"))
+
+
+def test_too_short_a_beginning_of_an_id_is_said_to_be_that(home: Home, tiny: Path) -> None:
+    own_id = run(home, "import", str(tiny))["model_id"]
+    with pytest.raises(UnknownModelError, match="begins a model's id, but too short: give 8 characters"):
+        run(home, "rm", own_id[:5])
+    assert run(home, "rm", own_id[:8])["model_id"] == own_id
+
+
+def test_where_peers_serve_what_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    swarm = {"name": "far", "layers": 30, "local": False, "covered": ["0:15"], "ready": False}
+    show_models([swarm, {**swarm, "name": "full", "ready": True}, {**swarm, "name": "bare", "covered": []}])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines[0] == ["far", "30", "not", "known", "no", "none", "layers", "0:15"]
+    assert lines[1][-1] == "all" and lines[2][-1] == "nobody"
 
 
 def test_what_came_in_pieces_is_counted_mended_and_removed(home: Home, tiny: Path, tmp_path: Path) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from meshswarm.artifacts.merkle import Progress
+from meshswarm.artifacts.model_info import ModelInfo
+from meshswarm.artifacts.sources import is_remote, is_source
 from meshswarm.artifacts.store.store import Store
+from meshswarm.commands.control import find_running
 from meshswarm.commands.models import disk_facts
 from meshswarm.commands.publish import manifest_facts
 from meshswarm.config import Home
+from meshswarm.errors import UnknownModelError
 from meshswarm.head.vocabulary import Vocabulary
 from meshswarm.span import Span
 from meshswarm.stage.engine.llama import numclass
@@ -43,10 +49,15 @@ class MemoryQuestion:
 
 
 def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress | None) -> dict[str, Any]:
-    """Everything about the model behind `ref`, which is fetched if need be, from its header alone."""
+    """Everything about the model behind `ref`, which is fetched if need be, from its header alone. A file that is only
+    looked at is not noted in the folder."""
     store = Store(home.create().root)
-    info = store.find_any(ref) or store.obtain(ref, progress=progress)
-    header = store.header(info.model_id)
+    with tempfile.TemporaryDirectory() as beside:
+        found = store.find_noted(ref)
+        if found is None and is_source(ref) and not is_remote(ref):
+            store = Store(Path(beside))
+        info = found or _obtained(home, store, ref, progress)
+        header, disk = store.header(info.model_id), disk_facts(home, store, info.model_id)
     proofs = Proofs.here(home.proofs, info.model_id, numclass(question.options))
     load = Load(
         min(question.n_ctx, info.n_ctx_train), question.n_sessions, question.options.type_k, question.options.type_v
@@ -75,12 +86,26 @@ def describe(home: Home, ref: str, question: MemoryQuestion, progress: Progress 
         },
         "row_bytes": {str(dtype): row_bytes(dtype, width) for dtype in Dtype},
         "wire": _wire(home, info.model_id),
-        "disk": disk_facts(home, info.model_id),
+        "disk": disk,
         "manifest": manifest_facts(home, info.model_id),
         "load": {"n_ctx": load.n_ctx, "sessions": load.n_sessions},
         "whole": _memory(model.span(model.whole)),
         "plan": None if plan is None else _plan(plan),
     }
+
+
+def _obtained(home: Home, store: Store, ref: str, progress: Progress | None) -> ModelInfo:
+    try:
+        return store.obtain(ref, progress=progress)
+    except UnknownModelError as error:
+        running = find_running(home)
+        listed = [] if running is None else running.get("/v1/models")["data"]
+        if not any(ref in (each["id"], each["meta"]["model_id"]) for each in listed):
+            raise
+        raise UnknownModelError(
+            f"{ref[:80]} is served in the swarm but not here; `meshswarm models pull {ref[:80]}` fetches it",
+            param="model",
+        ) from error
 
 
 def prove_model(

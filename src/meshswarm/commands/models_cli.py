@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,13 +65,11 @@ def import_model(
     as_json: Json = False,
 ) -> None:
     """Take a GGUF file on this disk into use, without copying it."""
-    from meshswarm.artifacts.sources import is_source
-    from meshswarm.commands.models import pull as get
+    from meshswarm.commands.models import import_from
     from meshswarm.commands.show import show_progress
-    from meshswarm.commands.show_models import show_model
+    from meshswarm.commands.show_models import show_imported
 
-    ref = source if is_source(source) else str(Path(source).absolute())  # a bare file name is a file here, no model
-    show_result(get(context.obj, ref, None if as_json else show_progress), as_json, show_model)
+    show_result(import_from(context.obj, source, None if as_json else show_progress), as_json, show_imported)
 
 
 @models_app.command()

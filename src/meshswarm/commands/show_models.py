@@ -12,17 +12,36 @@ def show_models(models: list[dict[str, Any]]) -> None:
     if not models:
         print("No model is known yet; get the small default one with `meshswarm models pull`.")
         return
+    is_known = any("ready" in model for model in models)  # a peer is running and sees its swarm
     rows = []
     for model in models:
-        served = "no" if "ready" not in model else "yes" if model["ready"] else ", ".join(model["covered"]) or "no"
-        size = size_words(model["bytes"]) if "bytes" in model else ""
-        rows.append((model["name"], str(model["layers"]), size, _here_words(model), _disk_words(model), served))
-    show_table(("model", "layers", "size", "on this disk", "own copies", "served"), rows)
+        size = size_words(model["bytes"]) if "bytes" in model else "not known"
+        row = (_name_words(model), str(model["layers"]), size, _here_words(model), _disk_words(model))
+        rows.append((*row, _served_words(model)) if is_known else row)
+    headings = ("model", "layers", "size", "on this disk", "own copies")
+    show_table((*headings, "served") if is_known else headings, rows)
+
+
+def _name_words(model: dict[str, Any]) -> str:
+    alias = model.get("published_as")
+    return f"{model['name']} (published as {alias})" if alias else str(model["name"])
+
+
+def _served_words(model: dict[str, Any]) -> str:
+    if "ready" not in model or not (model["ready"] or model["covered"]):
+        return "nobody"
+    return "all" if model["ready"] else f"layers {', '.join(model['covered'])}"
 
 
 def _here_words(model: dict[str, Any]) -> str:
-    if model["local"] or "held_bytes" not in model:
-        return "yes" if model["local"] else "no"
+    if model.get("gone_files"):
+        return f"file is gone: {', '.join(model['gone_files'])}"
+    if model.get("is_touched"):
+        return f"changed since? run `meshswarm models verify {model['name']}`"
+    if model["local"]:
+        return "whole"
+    if not model.get("held_bytes"):
+        return "slices alone" if model.get("disk", {}).get("slices") else "no"
     return f"{size_words(model['held_bytes'])} of it"
 
 
@@ -30,7 +49,14 @@ def _disk_words(model: dict[str, Any]) -> str:
     """What this peer made itself; files imported in place are the person's own."""
     disk = model.get("disk", {})
     parts = [f"{size_words(disk[kind])} {kind}" for kind in ("pieces", "slices") if disk.get(kind)]
-    return ", ".join(parts)
+    return ", ".join(parts) or "none"
+
+
+def show_imported(model: dict[str, Any]) -> None:
+    show_model(model)
+    if model["in_place"]:
+        what = "It is used where it is" if len(model["in_place"]) == 1 else "They are used where they are"
+        print(f"{what}: do not move or change {', '.join(model['in_place'])}.")
 
 
 def show_model(model: dict[str, Any]) -> None:
@@ -42,10 +68,17 @@ def show_verified(models: list[dict[str, Any]]) -> None:
     if not models:
         print("No model is stored here.")
     for model in models:
-        checked = sum(file["checked_bytes"] for file in model["files"])
-        print(f"{model['name']}: {'good' if model['good'] else 'DAMAGED'}, {size_words(checked)} checked")
+        checked = sum(file["checked_bytes"] for file in model["files"] if not file["gone"])
+        if model["good"] and not checked:
+            print(f"{model['name']}: nothing of its file is here; slices are checked when they are loaded")
+        elif any(file["gone"] for file in model["files"]):
+            print(f"{model['name']}: its file is gone; import it from where it is now, or `meshswarm models rm` it")
+        else:
+            print(f"{model['name']}: {'good' if model['good'] else 'DAMAGED'}, {size_words(checked)} checked")
         for file in model["files"]:
-            if file["bad_bytes"]:
+            if file["gone"]:
+                print(f"  {file['path']}: gone")
+            elif file["bad_bytes"]:
                 print(f"  {file['path']}: {size_words(file['bad_bytes'])} are bad, {_piece_words(file['bad_pieces'])}")
 
 
@@ -56,7 +89,8 @@ def _piece_words(pieces: list[int]) -> str:
 
 
 def show_removed(removed: dict[str, Any]) -> None:
-    print(f"{removed['name']} is removed; {size_words(removed['freed_bytes'])} are free again.")
+    freed = f"; {size_words(removed['freed_bytes'])} are free again" if removed["freed_bytes"] else ""
+    print(f"{removed['name']} is removed{freed}.")
     for path in removed["kept_files"]:
         why = "was imported in place" if path not in removed["shared_files"] else "is shared by all peers of this user"
         print(f"{path} {why}: it stays where it is.")
@@ -81,8 +115,9 @@ def show_facts(facts: dict[str, Any]) -> None:
         ("wire", _wire_words(facts)),
         ("disk", _stored_words(facts["disk"], facts["bytes"])),
         (
-            "whole",
-            f"{size_words(whole['total'])} at most for {load['sessions']} sessions of {load['n_ctx']} positions: "
+            "memory",
+            f"{size_words(whole['total'])} at most for all of it and {load['sessions']} sessions of {load['n_ctx']} "
+            "positions: "
             f"{size_words(whole['weights'])} of weights, {size_words(whole['kv'])} of K and V, up to "
             f"{size_words(whole['work'])} of work space, {size_words(whole['program'])} of program",
         ),
@@ -112,10 +147,13 @@ def show_facts(facts: dict[str, Any]) -> None:
 def _stored_words(disk: dict[str, Any], n_bytes: int) -> str:
     """Where the model lies, and what this peer's own copies take."""
     held = disk["held_bytes"]
-    parts = ["whole" if held == n_bytes else f"{size_words(held)} of it" if held else "not here"]
+    parts = [] if disk["gone_files"] else ["not here"]
+    if held:
+        parts = ["whole" if held == n_bytes else f"{size_words(held)} of it"]
     parts += [f"{size_words(disk['pieces'])} of pieces"] if disk["pieces"] else []
     parts += [f"slice {each['layers']} of {size_words(each['bytes'])}" for each in disk["slices"]]
-    return "; ".join(["; ".join(parts), *disk["files"]])
+    files = [f"{path} is gone" if path in disk["gone_files"] else path for path in disk["files"]]
+    return "; ".join([*parts, *files])
 
 
 def _wire_words(facts: dict[str, Any]) -> str:

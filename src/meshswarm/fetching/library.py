@@ -74,6 +74,7 @@ class Library:
         self._published = published
         self._report = report
         self._typed: dict[bytes, str] = {}  # where a person said that a model is
+        self._troubles: set[str] = set()  # that a person has heard of
 
     async def known(self, ref: str, show: Report | None = None) -> ModelInfo:
         """The model behind a name, an id, a path or a source; its header is here when this returns, and no more than
@@ -87,13 +88,18 @@ class Library:
         def say(sentence: str) -> None:
             report({"event": "model", "message": sentence})
 
-        known = await asyncio.to_thread(self._store.find_any, ref)
+        # One whose file is gone is known by its header, unless it is the file that is asked for.
+        find = self._store.find_any if sources.is_source(ref) else self._store.find_noted
+        known = await asyncio.to_thread(find, ref)
         if known is not None:
+            await self._tell_trouble(known, say)
             return known
         if is_remote(ref) and (pinned := await self._pinned(ref, say)) is not None:
             return pinned
         if sources.is_source(ref):
-            return await self._whole_from_source(ref, report)
+            return await self._whole_from_source(
+                ref, report, "all of it, as nobody trusted here says what its parts are"
+            )
         model_id, name, n_layers = await self._in_swarm(ref)
         await self._have_header(model_id, name, n_layers, say)
         return await asyncio.to_thread(self._store.describe, model_id, name)
@@ -119,10 +125,18 @@ class Library:
         await self._shelf.close(info.model_id)
         return await asyncio.to_thread(self._store.drop_pieces, info.model_id)
 
+    async def _tell_trouble(self, info: ModelInfo, say: Callable[[str], None]) -> None:
+        """Say, once, that files of a model are not what was imported any more."""
+        trouble = await asyncio.to_thread(self._store.trouble, info.model_id)
+        if trouble is not None and trouble not in self._troubles:
+            self._troubles.add(trouble)
+            say(f"{trouble[0].upper()}{trouble[1:]}. What is needed of it is fetched.")
+
     # -- by source
 
-    async def _whole_from_source(self, ref: str, report: Report) -> ModelInfo:
-        """All of a model from where it is said to be. Raises MeshswarmError."""
+    async def _whole_from_source(self, ref: str, report: Report, why: str | None = None) -> ModelInfo:
+        """All of a model from where it is said to be; `why` all, said when it begins to come. Raises
+        MeshswarmError."""
 
         def say(sentence: str) -> None:
             report({"event": "model", "message": sentence})
@@ -130,6 +144,10 @@ class Library:
         now_and_then = _now_and_then(report)
 
         def tell(now: DownloadProgress) -> None:
+            nonlocal why
+            if why is not None:
+                say(f"Fetching {why}")
+                why = None
             figures = {"bytes": now.done_bytes, "wanted_bytes": now.total_bytes, "bytes_s": int(now.bytes_s)}
             now_and_then({"event": "reading", **figures, "eta_s": now.eta_s})
 
@@ -142,8 +160,6 @@ class Library:
         person is told why it takes so long."""
         model_id = await self._published.model_of_source(ref)
         if model_id is None:
-            say(f"Fetching all of {ref[:200]}: parts of it could not be checked, since no publisher trusted here tells "
-                "its hashes")  # fmt: skip
             return None
         whole = await asyncio.to_thread(self._store.get, model_id)
         if whole is not None:

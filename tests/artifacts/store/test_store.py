@@ -105,7 +105,7 @@ def test_a_touched_file_is_hashed_again_and_a_changed_one_refused(
         "meshswarm.artifacts.store.store.file_root", lambda path: hashed.append(path) or file_root(path)
     )
     for _ in range(3):
-        with pytest.raises(ArtifactError, match="has changed: it is not model tiny-1m-test any more"):
+        with pytest.raises(ArtifactError, match="was changed since it was imported: it is not model tiny-1m-test"):
             store.path(info.model_id)
         assert store.paths(info.model_id) is None
     assert hashed == [tiny], "once, however often somebody asks"

@@ -246,8 +246,11 @@ def parse_container(data: bytes | memoryview, file_length: int, source: str, *, 
     Raises HeaderCutShortError when `data` ends before the header does, ArtifactError when the file is wrong.
     """
     reader = _Reader(data, source)
-    if reader.take(4, "the magic") != MAGIC:
-        raise reader.fault("the magic", "is not GGUF's: this is no GGUF file")
+    if not file_length:
+        raise reader.fault("the file", "is empty")
+    if not MAGIC.startswith(reader.data[:4].tobytes()):
+        raise reader.fault("this", "is no GGUF file")
+    reader.take(4, "the first word")
     version = reader.u32("the version")
     if version == int.from_bytes(VERSION.to_bytes(4, "little"), "big"):
         raise reader.fault("the version", "says that the file is big-endian, which is not supported")

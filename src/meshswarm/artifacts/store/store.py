@@ -126,8 +126,39 @@ class Store:
 
     def find_any(self, ref: str) -> ModelInfo | None:
         """As `find`, also among models that are here in part."""
-        parts = [self.describe(model_id, self.name_of(model_id)) for model_id in self.parts()]
-        return self._one_of([*self.models(), *parts], ref)
+        return self._one_of([*self.models(), *self._in_part()], ref)
+
+    def find_noted(self, ref: str) -> ModelInfo | None:
+        """As `find_any`, also among models whose files are gone."""
+        return self._one_of([*self.models(), *self._in_part(), *self.gone()], ref)
+
+    def gone(self) -> list[ModelInfo]:
+        """Models that were imported in place and of which files are not there any more, by name."""
+        infos = []
+        for record in self._registry.all():
+            if not all(path.is_file() for path in record.paths) and self._headers.has(record.model_id):
+                with contextlib.suppress(ArtifactError):
+                    infos.append(self._info(record))
+        return infos
+
+    def trouble(self, model_id: bytes) -> str | None:
+        """What became of the files of a model that was imported in place, a sentence for a person; None when they are
+        what they were, or there are none. Files that were touched are hashed again: blocking."""
+        record = self._registry.get(model_id)
+        try:
+            if record is not None:
+                self._checked(record)
+        except ArtifactError as error:
+            return str(error)
+        return None
+
+    def was_touched(self, model_id: bytes) -> bool:
+        """True when files of a whole model are not as they were when they were hashed; they may hold the same."""
+        record = self._registry.get(model_id)
+        return record is not None and not record.is_untouched
+
+    def _in_part(self) -> list[ModelInfo]:
+        return [self.describe(model_id, self.name_of(model_id)) for model_id in self.parts()]
 
     def _one_of(self, infos: Sequence[ModelInfo], ref: str) -> ModelInfo | None:
         exact = [info for info in infos if info.id_text == ref]
@@ -231,6 +262,7 @@ class Store:
         """Hash all that is here of a model again, piece by piece where its piece layers are here. What is bad of a
         fetched file does not count as here any more. Blocking. Raises ArtifactError when reading fails."""
         record = self._registry.get(model_id)
+        stamps = [FileStamp.of(path) for path in record.paths if path.is_file()] if record is not None else []
         checks = []
         for at, content in enumerate(self.contents(model_id)):
             path = self.pieces.path(content) if record is None else record.paths[at]
@@ -238,6 +270,9 @@ class Store:
             checks.append(check_file(path, content, self.pieces.layer(content), held, progress))
         if record is not None and any(check.bad for check in checks):
             self._give_up(record)
+        elif record is not None and len(stamps) == len(record.files):
+            files = tuple(map(ModelFile, record.paths, stamps))
+            self._registry.put(ModelRecord(model_id, record.name, files))
         elif record is None:
             for check, content in zip(checks, self.contents(model_id), strict=True):
                 if check.bad:
@@ -357,7 +392,7 @@ class Store:
         """The record, of files that are still the model's."""
         for path in record.paths:
             if not path.is_file():
-                raise ArtifactError(f"the file of model {record.name} is gone: {path}; import it again")
+                raise ArtifactError(f"the file of model {record.name} is gone: {path}; import it from where it is now")
         if record.is_untouched:
             return record
         files = []
@@ -365,7 +400,14 @@ class Store:
             stamp = FileStamp.of(file.path)
             if stamp != file.stamp and not self._is_still(file.path, stamp, content):
                 self._give_up(record)
-                raise ArtifactError(f"{file.path} has changed: it is not model {record.name} any more; import it again")
+                if self._are_ours(record):
+                    raise ArtifactError(
+                        f"{file.path} has changed: it is not model {record.name} any more; pull it again"
+                    )
+                raise ArtifactError(
+                    f"{file.path} was changed since it was imported: it is not model {record.name} any more; "
+                    f"`meshswarm models verify {record.name}` says what is bad in it"
+                )
             files.append(ModelFile(file.path, stamp))
         record = ModelRecord(record.model_id, record.name, tuple(files))
         self._registry.put(record)
