@@ -177,3 +177,24 @@ async def test_recheck_finds_what_is_wrong(shared: Shared, start_session: StartS
     cut(shared.path)
     with pytest.raises(ArtifactError, match="import it again"):
         await seeded.recheck()
+
+
+async def test_a_file_that_is_cut_while_it_is_fetched_is_right_in_the_end(
+    shared: Shared, start_session: StartSession, tmp_path: Path
+) -> None:
+    """What comes later makes it as long again: nobody would see the gap then."""
+    seeder, leecher = await start_session(), await start_session()
+    await seeder.seed(shared.content, shared.path, shared.layer)
+    seeder.limit(0, PIECE * 4)
+    torrent = await leecher.open(shared.content, tmp_path / "model.gguf", shared.layer)
+    torrent.connect(LOOPBACK, seeder.port)
+    fetching = asyncio.create_task(torrent.fetch(range(13)))
+
+    def has_some() -> bool:
+        torrent.flush()
+        return len(torrent.have()) >= 3
+
+    await eventually(has_some, 20)
+    os.truncate(torrent.path, 5)
+    await fetching
+    assert torrent.path.read_bytes() == shared.data

@@ -111,6 +111,15 @@ def test_a_stamp_counts_once_nobody_here_writes() -> None:
     assert not FileWatch(is_settled=False).is_changed(None, is_busy=True, has_some=False)
 
 
+def test_a_file_that_gets_shorter_was_touched_even_while_we_write_it() -> None:
+    watch = FileWatch(is_settled=False)
+    for size in (10, 10, 12):
+        assert not watch.is_changed(FileStamp(size, size, 1), is_busy=True, has_some=True)
+    assert watch.is_changed(FileStamp(11, 20, 1), is_busy=True, has_some=True)
+    watch.start_again(None)
+    assert not watch.is_changed(FileStamp(11, 20, 1), is_busy=True, has_some=True)
+
+
 def test_the_first_stamp_of_a_file_that_is_only_read_counts() -> None:
     watch = FileWatch(is_settled=True)
     assert not watch.is_changed(FileStamp(10, 1, 1), is_busy=False, has_some=True)

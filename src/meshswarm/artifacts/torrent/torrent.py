@@ -205,7 +205,9 @@ class Torrent:
         if state.failure is not None or state.lifecycle.locked():
             return
         is_busy = bool(state.plan.wants or state.plan.unflushed)
-        if state.watch.is_changed(stamp, is_busy=is_busy, has_some=bool(state.plan.on_disk)):
+        on_disk = state.plan.on_disk
+        is_cut = is_busy and on_disk and stamp is not None and stamp.size < self.content.piece_range(max(on_disk)).stop
+        if state.watch.is_changed(stamp, is_busy=is_busy, has_some=bool(on_disk)) or is_cut:
             state.suspect()
 
     async def save(self) -> None:
