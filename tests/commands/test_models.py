@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.artifacts.gguf.split_writing import split_model
+from tests.artifacts.sources.conftest import web  # noqa: F401
+from tests.artifacts.sources.web_server import WebServer
 from typer.testing import CliRunner
 
 from meshswarm.artifacts.store.store import Store
@@ -171,6 +173,31 @@ def test_a_download_that_other_peers_use_too_stays(home: Home, smollm2: Path) ->
     said = say(home, "rm", "smollm2-135m-instruct")
     assert f"{smollm2} is shared by all peers of this user: it stays where it is." in said
     assert smollm2.is_file() and run(home, "list") == []
+
+
+def test_a_download_is_removed_by_its_url_or_with_its_model_where_a_person_says_so(
+    home: Home,
+    tiny: Path,
+    tmp_path: Path,
+    web: WebServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MESHSWARM_CACHE", str(tmp_path / "cache"))
+    web.put("/Tiny.gguf", tiny.read_bytes())
+    ref, size = web.url("/Tiny.gguf"), tiny.stat().st_size
+    for ask_for in ("tiny", ref):
+        run(home, "import", ref)
+        (download,) = (tmp_path / "cache").rglob("Tiny.gguf")
+        if ask_for == ref:
+            said = say(home, "rm", "tiny").replace("\n", "")
+            assert f"meshswarm models rm --shared {download}" in said and download.is_file()
+        assert run(home, "rm", "--shared", ask_for)["freed_bytes"] == size
+        assert not download.parent.exists()
+    with pytest.raises(UnknownModelError):
+        run(home, "rm", "--shared", ref)
+    with pytest.raises(UnknownModelError):
+        run(home, "rm", "--shared", str(tiny))
+    assert tiny.is_file()
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "/etc/passwd", "a\0b", "x" * 5000])

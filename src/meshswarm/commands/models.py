@@ -11,6 +11,7 @@ from meshswarm.artifacts.merkle import Progress, model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.ranges import n_bytes_of
 from meshswarm.artifacts.sources import artifact_folder, is_remote, is_source, pypi_model
+from meshswarm.artifacts.sources.shared import is_download, remove_downloads
 from meshswarm.artifacts.store.disk import Disk, Kind
 from meshswarm.artifacts.store.store import MIN_PREFIX_CHARS, Store
 from meshswarm.commands.control import find_running
@@ -133,18 +134,25 @@ def _verified(store: Store, info: ModelInfo, progress: Progress | None) -> dict[
     return {"name": info.name, "model_id": info.id_text, "good": is_good, "files": files}
 
 
-def remove(home: Home, ref: str) -> dict[str, Any]:
+def remove(home: Home, ref: str, *, is_shared: bool = False) -> dict[str, Any]:
     """Forget a model: remove what this peer fetched and cut of it. Files that were imported in place stay, and so do
-    downloads that all peers of this user share (`shared_files` among `kept_files`).
+    downloads that all peers of this user share (`shared_files` among `kept_files`), but where `is_shared`.
 
     Raises ConfigError while the running peer serves it, UnknownModelError when it is not here.
     """
     store = Store(home.create().root)
+    if is_shared and store.find_noted(ref) is None and (targets := _downloads(ref)):
+        n_bytes = remove_downloads(targets, artifact_folder())
+        return {"name": ref, "model_id": None, "freed_bytes": n_bytes, "kept_files": [], "shared_files": []}
     info = _find(store, ref)
     _refuse_served(home, info)
     n_bytes = sum(Disk(home.root, store).used(info.model_id).values())
     kept = store.remove(info.model_id)
     shutil.rmtree(home.root / "slices" / info.id_text, ignore_errors=True)
+    if is_shared:
+        shared = [path for path in kept if is_download(path, artifact_folder())]
+        n_bytes += remove_downloads(shared, artifact_folder())
+        kept = tuple(path for path in kept if path not in shared)
     return {
         "name": info.name,
         "model_id": info.id_text,
@@ -152,6 +160,19 @@ def remove(home: Home, ref: str) -> dict[str, Any]:
         "kept_files": [str(path) for path in kept],
         "shared_files": [str(path) for path in kept if artifact_folder() in path.parents],
     }
+
+
+def _downloads(ref: str) -> tuple[Path, ...]:
+    """Where what `ref` names, a source or a path, lies among the downloads, whole or in part; empty when it does
+    not."""
+    if is_remote(ref):
+        from meshswarm.artifacts.sources.remote import targets_of  # its HTTP client takes time to import
+
+        targets = targets_of(ref, artifact_folder())
+    else:
+        path = Path(ref).expanduser().absolute()
+        targets = (path,) if is_download(path, artifact_folder()) else ()
+    return tuple(target for target in targets if target.parent.is_dir() and any(target.parent.iterdir()))
 
 
 def _refuse_served(home: Home, info: ModelInfo) -> None:

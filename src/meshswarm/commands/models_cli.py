@@ -28,10 +28,13 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, max=512, help="
 @models_app.command(name="list")
 def list_models(context: typer.Context, as_json: Json = False) -> None:
     """Models in this folder and what they take on disk, and those the swarm serves when a peer is running."""
+    from meshswarm.artifacts.sources import artifact_folder
     from meshswarm.commands.models import known_models
-    from meshswarm.commands.show_models import show_models
+    from meshswarm.commands.show_models import show_models, show_unfinished
 
     show_result(known_models(context.obj), as_json, show_models)
+    if not as_json:
+        show_unfinished(artifact_folder())
 
 
 @models_app.command()
@@ -131,14 +134,17 @@ def prove(
 @models_app.command(name="rm")
 def remove_model(
     context: typer.Context,
-    ref: Annotated[str, typer.Argument(help="A name or a model id.")],
+    ref: Annotated[str, typer.Argument(help="A name, or a model id or 8 characters of it; with --shared also a URL.")],
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Also its download that all peers of this user share, whole or in part.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Forget a model and remove what was fetched and cut of it here. Files that were imported in place stay."""
     from meshswarm.commands.models import remove
     from meshswarm.commands.show_models import show_removed
 
-    show_result(remove(context.obj, ref), as_json, show_removed)
+    show_result(remove(context.obj, ref, is_shared=shared), as_json, show_removed)
 
 
 @models_app.command()

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
+from meshswarm.artifacts.sources.shared import unfinished_downloads
 from meshswarm.commands.publish import manifest_lines
 from meshswarm.commands.show import show_table, size_words
+
+
+def show_unfinished(folder: Path) -> None:
+    """Downloads that all peers of this user share, as far as they are not whole."""
+    for each in unfinished_downloads(folder):
+        size = f"{size_words(each.n_bytes)} of {size_words(each.length)}"
+        print(f"\nUnfinished download, {size}: {each.target}")
+        print(
+            f"The same pull goes on with it; meshswarm models rm --shared {shlex.quote(str(each.target))} removes it."
+        )
 
 
 def show_models(models: list[dict[str, Any]]) -> None:
@@ -92,8 +105,11 @@ def show_removed(removed: dict[str, Any]) -> None:
     freed = f"; {size_words(removed['freed_bytes'])} are free again" if removed["freed_bytes"] else ""
     print(f"{removed['name']} is removed{freed}.")
     for path in removed["kept_files"]:
-        why = "was imported in place" if path not in removed["shared_files"] else "is shared by all peers of this user"
-        print(f"{path} {why}: it stays where it is.")
+        if path in removed["shared_files"]:
+            print(f"{path} is shared by all peers of this user: it stays where it is.")
+            print(f"If no other peer needs it: meshswarm models rm --shared {shlex.quote(path)}")
+        else:
+            print(f"{path} was imported in place: it stays where it is.")
 
 
 def show_facts(facts: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def left_over(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
 async def test_a_file_comes_whole_with_its_hashes_and_its_rate(web: WebServer, model: bytes, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_what_is_no_gguf_ends_at_once(web: WebServer, tmp_path: Path) -> N
     web.put(PATH, b"<html>please log in</html>" * 1_600_000)
     with pytest.raises(ArtifactError, match="this is no GGUF file"):
         await get(web, tmp_path / "tiny.gguf")
-    assert left_over(tmp_path) == {".tiny.gguf.lock"}
+    assert left_over(tmp_path) == set()
     assert sum(web.gets(PATH)[0].n_sent) < 20_000_000, "half of it, and most of that lies in the buffers of sockets"
 
 
@@ -202,7 +202,7 @@ async def test_another_file_than_the_expected_never_gets_its_name(
     expected = Expected(**{wrong: right[wrong]})  # type: ignore[arg-type]
     with pytest.raises(ArtifactError, match="is not the file it should be"):
         await get(web, tmp_path / "tiny.gguf", expected=expected)
-    assert left_over(tmp_path) == {"truth", ".tiny.gguf.lock"}
+    assert left_over(tmp_path) == {"truth"}
     web.files[PATH].always = Quirk()
     await get(web, tmp_path / "tiny.gguf", expected=Expected(**right))  # type: ignore[arg-type]
     assert (tmp_path / "tiny.gguf").read_bytes() == model

@@ -108,15 +108,37 @@ class PartFile:
         """False while another process or task downloads the same file. Raises ArtifactError when the folder cannot be
         used."""
         with self._disk("locked"):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.fdopen(_open_plain(self._lock_path, os.O_WRONLY | os.O_CREAT), "w")
+            try:
+                self.target.parent.mkdir(parents=True, exist_ok=True)
+                lock = os.fdopen(_open_plain(self._lock_path, os.O_WRONLY | os.O_CREAT), "w")
+            except FileNotFoundError:  # who had the lock has just removed its empty folder
+                return False
         try:
             lock_file(lock)
+            is_ours = os.path.samestat(os.fstat(lock.fileno()), self._lock_path.stat())  # not one just removed
         except OSError:
+            is_ours = False
+        if not is_ours:
             lock.close()
             return False
         self._lock = lock
         return True
+
+    @property
+    def n_noted(self) -> int:
+        """How much of the file counts as being here, by the note."""
+        n_synced = (read_json(self._note) or {}).get("n_synced", 0)
+        return n_synced if type(n_synced) is int else 0
+
+    def remove(self) -> int:
+        """Remove the file, or what came of it, while it is locked. Bytes freed. Raises ArtifactError."""
+        n_bytes = 0
+        for path in (self.target, self._part):
+            with self._disk("removed"), contextlib.suppress(FileNotFoundError):
+                n_bytes += path.lstat().st_size
+                path.unlink()
+        self.discard()
+        return n_bytes
 
     def begun(self) -> Version | None:
         """The version that a part here belongs to; None when there is no part to go on with."""
@@ -221,7 +243,16 @@ class PartFile:
         self._close_file()
         lock, self._lock = self._lock, None
         if lock is not None:
+            if not self.is_complete and self.begun() is None:
+                self._leave_nothing()
             lock.close()
+
+    def _leave_nothing(self) -> None:
+        """What is of no use for another time: a folder where nothing came."""
+        self.discard()
+        with contextlib.suppress(OSError):  # not every system removes a file that is open, and others may be here
+            self._lock_path.unlink()
+            self.target.parent.rmdir()
 
     def _give_back(self) -> None:
         """On a full disk: the end of the part for the note about the rest."""

@@ -65,7 +65,7 @@ async def fetch_remote(
     rules: UrlRules | None = None,
 ) -> Path:
     """See `references.fetch_whole`."""
-    targets = _targets(ref, folder)
+    targets = targets_of(ref, folder)
     if await in_thread(_are_here, targets, expected_id):
         return targets[0]
     located = await in_thread(locate, ref, folder, rules)
@@ -73,7 +73,7 @@ async def fetch_remote(
     return located[0].target
 
 
-def _targets(ref: str, folder: Path) -> tuple[Path, ...]:
+def targets_of(ref: str, folder: Path) -> tuple[Path, ...]:
     """Where the files of `ref` lie once they are fetched; none where it names none."""
     if bare_repo(ref) is not None:
         return ()

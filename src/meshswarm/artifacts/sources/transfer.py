@@ -94,8 +94,9 @@ class Transfer:
         wait_s = self.retries.wait_s(error.retry_after_s, self.rng)
         if wait_s is None:
             tries = f"tried {self.retries.n_in_a_row} times" if self.retries.n_in_a_row > 1 else "not waited for"
+            kept = "What came is kept: run the same command again to go on" if self.sink.n_bytes else "Try again later"
             raise SourceError(
-                f"{error}; {tries}. What came is kept: run the same command again to go on",
+                f"{error}; {tries}. {kept}",
                 retry_after_s=error.retry_after_s,
             ) from error
         await asyncio.sleep(wait_s)
