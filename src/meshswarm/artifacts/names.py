@@ -7,6 +7,8 @@ file under its usual name, two models may share one, and whoever resolves a name
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 MAX_NAME_CHARS = 96
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
@@ -44,3 +46,9 @@ def matches(ref: str, name: str, encoding: str) -> bool:
         clean_name(f"{name}-{encoding}"),
         clean_name(f"{name}.{encoding}"),
     )
+
+
+def did_you_mean(ref: str, names: Iterable[str]) -> str:
+    """The end of a sentence that asks whether one of `names` was meant; empty where none of them is like `ref`."""
+    alike = get_close_matches(clean_name(ref.removesuffix(".gguf")), sorted(set(names)), n=1, cutoff=0.75)
+    return f"; did you mean {alike[0]}?" if alike else ""

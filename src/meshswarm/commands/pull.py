@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshswarm.artifacts.merkle import parse_model_id
+from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.sources import is_source
+from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store.disk import Disk
 from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import RunningPeer, announce_running, find_running, forget_running
 from meshswarm.commands.models import entry_of
 from meshswarm.commands.serve import run_in_loop
-from meshswarm.commands.story import sentence_of
-from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
+from meshswarm.commands.signals import INTERRUPT, on_signals
+from meshswarm.commands.story import pace_of, sentence_of, sources_of
+from meshswarm.commands.throwaway import Where, throwaway_peer
 from meshswarm.config import Home, HomeLock
 from meshswarm.errors import ConfigError, LocalError
 from meshswarm.fetching.sharing import PULL_PATH
@@ -34,27 +37,66 @@ Show = Callable[[Mapping[str, Any]], None]
 
 def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
     """Get the model behind `ref` into the folder's store: its entry, as `models list` shows it. Raises
-    MeshswarmError with a sentence."""
-    tell: Show = show or (lambda event: None)
+    MeshswarmError with a sentence, and KeyboardInterrupt when it was called off, of which `show` was told."""
+    if not ref.strip():
+        raise ConfigError(
+            "say which model: a name or an id of the swarm, a path, hf:OWNER/REPO/FILE.gguf or https://..."
+        )
+    seen = _Seen(show or (lambda event: None))
     store = Store(where.home.create().root)
     known = store.find(ref)
-    if known is None and is_source(ref):
-        known = store.obtain(
-            ref,
-            say=lambda sentence: tell({"event": "model", "message": sentence}),
-            progress=lambda done, total: tell({"event": "reading", "bytes": done, "wanted_bytes": total}),
-        )
-    if known is None:
-        running = _running(where.home)
-        if running is not None:
-            is_ours = running.errand == _errand(where)  # another pull, in the same swarm
-            model_id = _ask(running if is_ours else where.leave_to(running, "models pull"), ref, tell)
+    if known is not None:
+        seen({"event": "model", "message": f"{known.name} is already here, whole."})
+        return entry_of(store, Disk(where.home.root, store), known)
+    try:
+        if is_source(ref):
+            known = store.obtain(
+                ref,
+                say=lambda sentence: seen({"event": "model", "message": sentence}),
+                progress=lambda done, total: seen({"event": "reading", "bytes": done, "wanted_bytes": total}),
+            )
         else:
-            model_id = run_in_loop(_ask_own_peer(where, ref, tell))
-        known = store.get(parse_model_id(model_id))
-        if known is None:
-            raise LocalError(f"{ref[:80]} was fetched and is not here: somebody removed it meanwhile")
+            known = _from_swarm(where, ref, store, seen)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        seen.stopped(is_kept=is_remote(ref) or not is_source(ref))
+        raise KeyboardInterrupt from None
     return entry_of(store, Disk(where.home.root, store), known)
+
+
+def _from_swarm(where: Where, ref: str, store: Store, seen: _Seen) -> ModelInfo:
+    running = _running(where.home)
+    if running is not None:
+        is_ours = running.errand == _errand(where)  # another pull, in the same swarm
+        model_id = _ask(running if is_ours else where.leave_to(running, "models pull"), ref, seen)
+    else:
+        model_id = run_in_loop(_ask_own_peer(where, ref, seen))
+    known = store.get(parse_model_id(model_id))
+    if known is None:
+        raise LocalError(f"{ref[:80]} was fetched and is not here: somebody removed it meanwhile")
+    return known
+
+
+class _Seen:
+    """Passes events on, and remembers how far it was."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._last: Mapping[str, Any] | None = None
+        self._has_stopped = False
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if event["event"] in ("fetching", "reading"):
+            self._last = event
+        if not self._has_stopped:
+            self._show(event)
+
+    def stopped(self, *, is_kept: bool) -> None:
+        """Say so, once, and nothing after it."""
+        if not self._has_stopped:
+            far = self._last if is_kept else None
+            figures = {} if far is None else {"bytes": far["bytes"], "wanted_bytes": far["wanted_bytes"]}
+            self({"event": "interrupted", **figures})
+            self._has_stopped = True
 
 
 def _errand(where: Where) -> str:
@@ -76,7 +118,7 @@ def _running(home: Home) -> RunningPeer | None:
     return running
 
 
-def _ask(peer: RunningPeer, ref: str, tell: Show) -> str:
+def _ask(peer: RunningPeer, ref: str, tell: Callable[[Mapping[str, Any]], None]) -> str:
     """The id of the model."""
     for event in peer.stream(PULL_PATH, {"model": ref}):
         if "progress" in event:
@@ -86,15 +128,29 @@ def _ask(peer: RunningPeer, ref: str, tell: Show) -> str:
     raise LocalError(f"the peer at {peer.api} ended before {ref[:80]} was here; what came is kept: pull it again")
 
 
-async def _ask_own_peer(where: Where, ref: str, tell: Show) -> str:
-    """It can be found while it runs, so that a second pull in this folder shares it, and it stays for that one."""
-    async with throwaway_peer(where, say=lambda sentence: tell({"event": "model", "message": sentence})) as peer:
+async def _ask_own_peer(where: Where, ref: str, seen: _Seen) -> str:
+    """It can be found while it runs, so that a second pull in this folder shares it, and it stays for that one. Ctrl-C
+    calls this pull off; where the peer then stays for another, a second one ends that too. Raises CancelledError."""
+    async with throwaway_peer(where, say=lambda sentence: seen({"event": "model", "message": sentence})) as peer:
+        assert peer.sharing is not None
+        pulling = asyncio.ensure_future(peer.sharing.pull({"model": ref}, seen))
+        hurry = asyncio.ensure_future(asyncio.Event().wait())
+
+        def call_off() -> None:
+            pulling.cancel()
+            seen.stopped(is_kept=True)
+
         announce_running(where.home, peer.api.base_url, None, _errand(where))
         try:
-            return await asyncio.to_thread(_ask, endpoint_of(peer), ref, tell)
+            with on_signals(INTERRUPT, call_off, hurry.cancel):
+                try:
+                    return str((await pulling)["model_id"])
+                finally:
+                    others = asyncio.ensure_future(peer.sharing.errands_done())
+                    await asyncio.wait((others, hurry), return_when=asyncio.FIRST_COMPLETED)
+                    others.cancel()
+                    hurry.cancel()
         finally:
-            if peer.sharing is not None:
-                await peer.sharing.errands_done()
             forget_running(where.home)
 
 
@@ -120,5 +176,4 @@ def _bar(event: Mapping[str, Any]) -> str:
     line = f"[{bar:<24}] {100 * done // total:3d} %  {done / 1e6:.0f} of {total / 1e6:.0f} MB"
     if event["event"] == "reading":
         return line
-    left = "" if event["eta_s"] is None else f", {event['eta_s']:.0f} s left"
-    return f"{line}  {event['bytes_s'] / 1e6:.1f} MB/s, {event['peers']} peers{left}"
+    return "  ".join((line, ", ".join(pace_of(event, sources_of(event))))).rstrip()

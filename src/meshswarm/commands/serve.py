@@ -6,7 +6,6 @@ The rule this file keeps: nothing here waits for whoever reads what is said, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import gc
 import json
@@ -17,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from meshswarm.commands.control import announce_running, forget_running
+from meshswarm.commands.signals import INTERRUPT_OR_END, on_signals
 from meshswarm.commands.story import sentence_of
 from meshswarm.commands.teller import Teller
 from meshswarm.commands.watchdog import Watchdog
@@ -27,7 +27,6 @@ T = TypeVar("T")
 SWITCH_INTERVAL_S = 1e-4
 """How long the event loop may keep the interpreter from the engine's thread, which wants it for a moment before and
 after each computation. Python's default, 5 ms, cost about 1 ms a token on two cores."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_forever(settings: PeerSettings, *, as_json: bool) -> int:
@@ -80,7 +79,10 @@ async def _serve(settings: PeerSettings, show: Callable[[Mapping[str, Any]], Non
         show(event)
 
     peer = Peer(settings, report)
-    with _signals(peer.stop), Watchdog(lambda sentence: report({"event": "warning", "message": sentence})):
+    with (
+        on_signals(INTERRUPT_OR_END, peer.stop),
+        Watchdog(lambda sentence: report({"event": "warning", "message": sentence})),
+    ):
         try:
             await peer.run()
         finally:
@@ -92,30 +94,3 @@ def _api_key(settings: PeerSettings) -> str | None:
     if settings.api is None or settings.api.is_loopback or not path.exists():
         return None
     return path.read_text().strip()
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Any:
-    """The first signal asks the peer to end; a second one of the same kind ends the process as usual."""
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        stop()
-        _restore(loop, number)
-
-    for number in _SIGNALS:
-        try:
-            loop.add_signal_handler(number, on_signal, number)
-        except (NotImplementedError, RuntimeError):  # Windows, or not in the main thread
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            _restore(loop, number)
-
-
-def _restore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -50,6 +50,8 @@ def sentence_of(event: Event) -> str:
             return _owner(event)
         case "draining":
             return _draining(event)
+        case "interrupted":
+            return _interrupted(event)
         case "stopping":
             return "Stopping ..."
         case "stopped":
@@ -88,6 +90,8 @@ def _first_start(event: Event) -> str:
 
 def _joined(event: Event) -> str:
     n_peers = event["peers"]
+    if event["through"] == "others":
+        return f"Joined by {n_peers} peer{'' if n_peers == 1 else 's'}."
     return f"Joined: {n_peers} other peer{'' if n_peers == 1 else 's'} known, found through: {event['what']}."
 
 
@@ -98,12 +102,32 @@ def _what(event: Event) -> str:
 
 def _fetching(event: Event) -> str:
     done, total = event["bytes"], max(1, event["wanted_bytes"])
+    far = f"Fetching {_what(event)}: {100 * done // total} % of {total / 1e6:.1f} MB"
+    return ", ".join((far, *pace_of(event, sources_of(event))))
+
+
+def sources_of(event: Event) -> str:
+    """From where it comes: empty while it comes from nowhere."""
     sources = [f"{event['peers']} peer{'' if event['peers'] == 1 else 's'}"] if event["peers"] else []
     sources += ["the web"] if event["web_bytes"] else []
-    whence = f"from {' and '.join(sources)}" if sources else "" if done else "from no peer yet"
-    left = "" if event["eta_s"] is None else f", {event['eta_s']:.0f} s left"
-    rate = f"{event['bytes_s'] / 1e6:.1f} MB/s {whence}".rstrip()
-    return f"Fetching {_what(event)}: {100 * done // total} % of {total / 1e6:.1f} MB, {rate}{left}"
+    return " and ".join(sources)
+
+
+def pace_of(event: Event, sources: str) -> list[str]:
+    """How fast a fetch goes, from whom and how long it will take, as far as that is known."""
+    if event["waits_s"] is not None:
+        return [f"nobody gives it now; waiting up to {event['waits_s']:.0f} s"]
+    rate = f"{event['bytes_s'] / 1e6:.1f} MB/s" if event["bytes_s"] else ""
+    pace = f"{rate} from {sources}" if rate and sources else rate or (f"from {sources}" if sources else "")
+    left = "" if event["eta_s"] is None else f"{event['eta_s']:.0f} s left"
+    return [part for part in (pace, left) if part]
+
+
+def _interrupted(event: Event) -> str:
+    if "bytes" not in event:
+        return "Stopped."
+    far = f"{event['bytes'] / 1e6:.0f} of {event['wanted_bytes'] / 1e6:.0f} MB"
+    return f"Stopped at {far}. What came is kept; the same command goes on from there."
 
 
 def _alone(event: Event) -> str:
@@ -176,9 +200,13 @@ def _missing(event: Event) -> str:
     sentence = f"Nobody serves the layers {', '.join(missing)} of {event['ask']} yet; answers need them."
     if event["model_ref"] is None:
         return sentence
+    where = "On another machine:"
     command = ["meshswarm", "serve", "--model", event["model_ref"], "--layers", missing[0]]
+    if not event.get("gives_files", True):
+        where = "On another machine that has the model's file, as this peer gives none:"
+        command[3] = "FILE.gguf"
     command += ["--swarm", event["swarm"], "--join", event["address"]]
-    return f"{sentence} On another machine:\n\n  {shlex.join(command)}"
+    return f"{sentence} {where}\n\n  {shlex.join(command)}"
 
 
 def _curl(event: Event) -> str:

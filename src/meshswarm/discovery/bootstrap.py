@@ -24,6 +24,7 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 
 EXPLAINED_S = 0.5  # who dialled somebody knows by then through what it was found
+MAX_MISSED = 16
 SAVE_FIRST_S, SAVE_EVERY_S = 30.0, 600.0
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -47,12 +48,15 @@ class Bootstrap:
         sources, off = make_sources(settings, endpoint, swarm, known, asked, remembered=remembered)
         self.announced = [each.source.words for each in sources if each.source in (Source.LAN, Source.RENDEZVOUS)]
         """Where others are told that this peer is there, in words."""
+        self.missed: list[dict[str, str]] = []
+        """The last peers that were not reached, each once: `peer`, `address`, `why`."""
         self._dht = dht
         self._swarm = swarm
         self._known = known
         self._report = report
+        self._asked = frozenset(peer for peer, _ in asked)
         self._found_through: dict[PeerId, Source] = {}
-        self._is_joined = False
+        self._is_joined = self._was_found = False
         self._n_meeting = 0
         self._found_by_others_at = math.inf
         self._finder = Finder(sources, endpoint, self._meet, self._members, off=off, tell=self._tell)
@@ -87,7 +91,7 @@ class Bootstrap:
         elif not self._is_joined and not self._n_meeting:
             self._found_by_others_at = min(self._found_by_others_at, monotonic())
             if monotonic() - self._found_by_others_at >= EXPLAINED_S:
-                self._joined(len(members), "others", "them: they found this one")
+                self._found_by(len(members))
         return members
 
     async def _meet(self, peers: Sequence[KnownPeer]) -> None:
@@ -104,15 +108,24 @@ class Bootstrap:
         self._is_joined = True
         self._report({"event": "joined", "peers": n_known, "through": through, "what": what})
 
+    def _found_by(self, n_peers: int) -> None:
+        """Others come and go where only this peer is known: that is told once."""
+        self._is_joined = True
+        if not self._was_found:
+            self._was_found = True
+            self._joined(n_peers, "others", "them: they found this one")
+
     def _tell(self, news: News) -> None:
         match news:
             case Found(peer, _, source):
                 self._found_through[peer] = source
             case Trouble(source, problem) if source is Source.KNOWN:
                 self._report({"event": "warning", "message": problem})
-            case Missed(attempt, reason) if attempt.source is Source.ASKED and attempt.peer is not None:
+            case Missed(attempt, reason) if attempt.peer is not None:
                 failed = {"peer": str(attempt.peer), "address": ", ".join(map(str, attempt.addresses)), "why": reason}
-                self._report({"event": "join-failed", **failed, "swarm": self._swarm.name})
+                self.missed = [*self.missed, failed][-MAX_MISSED:]
+                if attempt.peer in self._asked:  # whoever else named it as well
+                    self._report({"event": "join-failed", **failed, "swarm": self._swarm.name})
 
     async def _keep_saving(self) -> None:
         await asyncio.sleep(SAVE_FIRST_S)
