@@ -53,6 +53,7 @@ def test_missing_layers_come_with_the_command_that_serves_them(tmp_path: Path) -
     words = what_would_help(no_route(), question(tmp_path, None))
     assert "--model MODEL --layers 15:30 --join PEERID@HOST:PORT`" in words and "--swarm" not in words
     assert what_would_help(NoRouteError("the sessions of all are taken"), joined) == ""
+    assert what_would_help(UnknownModelError("nobody was reached. --join names one"), joined) == "", "said already"
 
 
 @pytest.fixture

@@ -83,6 +83,14 @@ def test_run_without_a_running_peer_starts_one_for_the_question(tmp_path: Path, 
     assert answer["text"]
 
 
+def test_run_asks_a_swarm_for_the_model_of_a_file(tmp_path: Path, three_peers: Any, smollm2: Path) -> None:
+    joining = ("--join", three_peers.client.address, "--swarm", three_peers.client.ready["swarm"])
+    answer = meshswarm_json(
+        "--home", str(tmp_path / "home"), "run", "Say hello.", "--model", str(smollm2), "--max-tokens", "2", *joining
+    )  # fmt: skip
+    assert len(answer["meshswarm"]["route"]) == 3
+
+
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
 def test_run_that_cannot_start_a_peer_says_why(tmp_path: Path, as_json: tuple[str, ...]) -> None:
     done = meshswarm("--home", str(tmp_path / "home"), "run", "Hello", "--model", "no-such-name", *as_json, expect=1)

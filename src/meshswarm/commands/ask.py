@@ -75,7 +75,7 @@ def what_would_help(error: MeshswarmError, question: Question) -> str:
     missing = re.search(r"serves layers (\d+:\d+)", str(error))
     if missing is None:
         not_met = ". Is a peer missing here that serves it? --join PEERID@HOST:PORT names one"
-        return not_met if isinstance(error, UnknownModelError) else ""
+        return not_met if isinstance(error, UnknownModelError) and "--join" not in str(error) else ""
     command = ["meshswarm", "serve", "--model", question.model or "MODEL", "--layers", missing[1]]
     command += [] if where.swarm is None else ["--swarm", where.swarm]
     peer = [f"{peer}@{address}" for peer, address in where.join[:1]] or ["PEERID@HOST:PORT"]
