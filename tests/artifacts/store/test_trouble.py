@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from meshswarm.artifacts.merkle import file_root
+from meshswarm.artifacts.store import headers
 from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError
 
@@ -22,6 +23,7 @@ POSIX_ONLY = pytest.mark.skipif(sys.platform == "win32", reason="limits and sign
 IMPORT = """
 import resource, sys
 from pathlib import Path
+from meshswarm.artifacts.store import headers
 from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError
 home, path, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -37,6 +39,7 @@ except ArtifactError as error:
 CUT = """
 import sys
 from pathlib import Path
+from meshswarm.artifacts.store import headers
 from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError
 from meshswarm.span import Span
@@ -253,3 +256,25 @@ def test_a_damaged_header_costs_one_model_and_only_until_it_is_fetched_again(
     assert not again.has_header(foreign.model_id), "so it is asked for again"
     again.save_foreign_header(foreign.model_id, message)
     assert again.parts() == [foreign.model_id] and again.find_any("foreign") is not None
+
+
+def test_headers_of_many_models_take_bounded_memory(
+    tmp_path: Path, gguf_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's header may have 64 MiB, and he may publish any number of models."""
+    publisher, store = Store(tmp_path / "publisher"), Store(tmp_path / "home")
+    monkeypatch.setattr(headers, "MAX_IN_MEMORY_BYTES", 3 * 32_768)
+    ids = []
+    for n_layers in range(2, 9):
+        path = gguf_recipe(n_layers=n_layers).write(tmp_path / f"{n_layers}.gguf")
+        ids.append(publisher.import_file(path).model_id)
+        store.save_foreign_header(ids[-1], publisher.header_proof(ids[-1]))
+    for model_id in [*ids, *reversed(ids)]:
+        assert store.header(model_id).raw
+        kept = store._headers._proved
+        assert sum(proof.blocks_length for proof, _ in kept.values()) <= 3 * 32_768
+        assert model_id in kept
+    monkeypatch.setattr(headers, "MAX_IN_MEMORY_BYTES", 1)
+    store.header(ids[0])
+    store.header(ids[-1])
+    assert list(store._headers._proved) == [ids[-1]]

@@ -7,6 +7,7 @@ the file that they come from.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from pathlib import Path
 
 from meshswarm.artifacts.files import write_whole
@@ -16,6 +17,8 @@ from meshswarm.artifacts.merkle import model_id_text
 from meshswarm.errors import ArtifactError
 
 _SUFFIX = ".proof"
+MAX_IN_MEMORY_BYTES = 256 << 20
+"""Of headers that were read; those used least lately are read again. The newest stays, whatever its size."""
 
 
 class Headers:
@@ -23,7 +26,7 @@ class Headers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._proved: dict[bytes, tuple[HeaderProof, GgufHeader]] = {}
+        self._proved: OrderedDict[bytes, tuple[HeaderProof, GgufHeader]] = OrderedDict()
         self._guard = threading.Lock()
 
     def has(self, model_id: bytes) -> bool:
@@ -34,6 +37,8 @@ class Headers:
         not here any more, so that they are got anew."""
         with self._guard:
             known = self._proved.get(model_id)
+            if known is not None:
+                self._proved.move_to_end(model_id)
         if known is not None:
             return known
         message = self.message(model_id)
@@ -68,6 +73,11 @@ class Headers:
     def _remember(self, proof: HeaderProof, header: GgufHeader) -> None:
         with self._guard:
             self._proved[proof.model_id] = (proof, header)
+            self._proved.move_to_end(proof.model_id)
+            n_bytes = sum(each.blocks_length for each, _ in self._proved.values())
+            while n_bytes > MAX_IN_MEMORY_BYTES and len(self._proved) > 1:
+                _, (oldest, _) = self._proved.popitem(last=False)
+                n_bytes -= oldest.blocks_length
 
     def _path(self, model_id: bytes) -> Path:
         return self._folder / f"{model_id_text(model_id)}{_SUFFIX}"
