@@ -57,7 +57,8 @@ def test_a_model_that_is_here_is_published_with_what_its_file_says(home: Home, t
     assert signed.manifest.sources == (), "a path of this machine is nobody else's business"
     assert (facts["name"], facts["publisher"], facts["is_pinned"]) == ("tiny", str(signed.publisher), True)
     assert facts["cuts"][0]["starts"] == [0, 1, 2, 3] and facts["wire"] == []
-    assert manifest_facts(home, info.model_id) == facts and manifest_facts(home, bytes(32)) is None
+    assert {**(manifest_facts(home, info.model_id) or {}), "reach": None} == facts
+    assert manifest_facts(home, bytes(32)) is None
 
 
 def test_what_a_person_says_goes_before_and_a_later_edition_keeps_what_was_said(home: Home, tiny_file: Path) -> None:
@@ -207,6 +208,8 @@ def test_the_commands(home: Home, tiny_file: Path) -> None:
 
     said = run("publish", str(tiny_file), "--no-calibrate", "--name", "my-tiny", "--json")
     assert said.exit_code == 0 and '"name": "my-tiny"' in said.stdout
-    assert "is published" in run("publish", "tiny", "--no-calibrate").stdout
+    again = run("publish", "tiny", "--no-calibrate", "--name", "also-mine").stdout
+    assert "also-mine is published" in again and "models pull also-mine --swarm SWARM --join ADDRESS" in again
+    assert "tiny (published as " in run("list").stdout and "tiny (published as " in run("show", "tiny").stdout
     assert "nobody's again" in run("trust", "my-tiny", "--forget").stdout
     assert run("trust", "my-tiny").exit_code == run("trust", "my-tiny", str(OTHER.peer_id), "--forget").exit_code == 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from typing import Any
 from meshswarm.artifacts.gguf.check import GgufHeader
 from meshswarm.artifacts.gguf.split import model_stem
 from meshswarm.artifacts.manifests.facts import Calibration, ProvedCuts, ProvedWire, check_licence, check_source
-from meshswarm.artifacts.manifests.manifest import MAX_SOURCES, Manifest
+from meshswarm.artifacts.manifests.manifest import MAX_SOURCES, Manifest, SignedManifest
 from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.merkle import Progress, model_id, model_id_text
 from meshswarm.artifacts.model_info import ModelInfo
@@ -27,6 +28,7 @@ from meshswarm.artifacts.names import NAME_PATTERN, model_name
 from meshswarm.artifacts.sources import Say, is_source
 from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store.store import Store
+from meshswarm.commands.control import find_running
 from meshswarm.config import Home
 from meshswarm.errors import ArtifactError, ConfigError, MeshswarmError, UnknownModelError
 from meshswarm.head.vocabulary import Vocabulary
@@ -54,7 +56,8 @@ class Wish:
 
 
 def publish(home: Home, ref: str, wish: Wish, progress: Progress | None, say: Say) -> dict[str, Any]:
-    """Sign a manifest for the model behind `ref` and keep it where this folder's peer serves it from.
+    """Sign a manifest for the model behind `ref` and keep it where this folder's peer serves it from. `reach` in what
+    is returned: the swarm and the address of the peer that runs in the folder, None when none does.
 
     Raises ConfigError for wishes that cannot be, ManifestChangedError where the name is another publisher's.
     """
@@ -86,9 +89,9 @@ def publish(home: Home, ref: str, wish: Wish, progress: Progress | None, say: Sa
     if calibrations:
         manifest = replace(manifest, number=manifests.next_number(name), calibrations=calibrations)
         manifests.accept(manifest.sign(identity), header=header)
-    facts = manifest_facts(home, model.model_id)
-    assert facts is not None
-    return facts
+    signed = manifests.by_name(name)
+    assert signed is not None
+    return {**_facts_of(signed, manifests), "reach": _reach(home)}
 
 
 def trust(home: Home, ref: str, publisher: str | None) -> dict[str, Any]:
@@ -122,13 +125,24 @@ def manifest_facts(home: Home, own_id: bytes) -> dict[str, Any] | None:
     store = Store(home.root)
     header = store.header(own_id) if store.has_header(own_id) else None
     signed = manifests.by_id(own_id, header=header)
-    if signed is None:
-        return None
+    return None if signed is None else _facts_of(signed, manifests)
+
+
+def _reach(home: Home) -> dict[str, str] | None:
+    running = find_running(home)
+    try:
+        status = None if running is None else running.get("/meshswarm/status")
+    except MeshswarmError:
+        return None  # it has just ended
+    return None if status is None else {"swarm": status["swarm"], "address": status["address"]}
+
+
+def _facts_of(signed: SignedManifest, manifests: Manifests) -> dict[str, Any]:
     manifest = signed.manifest
     pin = manifests.pin(manifest.name)
     return {
         "name": manifest.name,
-        "model_id": model_id_text(own_id),
+        "model_id": model_id_text(manifest.model_id),
         "publisher": str(signed.publisher),
         "is_pinned": pin is not None and pin.publisher == signed.publisher,
         "number": manifest.number,
@@ -158,20 +172,21 @@ def manifest_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for a person: what, and what of it."""
     owner = "" if facts["is_pinned"] else " (nobody here has asked for it by this name yet)"
     wire = ", ".join(f"{each['dtype']} over {each['hops']} hops" for each in facts["wire"])
+    template = facts["chat_template"][:16]
     deepest = max(facts["calibrations"], key=lambda row: (row["depth"], row["h99"]), default=None)
     return [
         ("publisher", f"{facts['publisher']}, as {facts['name']}{owner}"),
-        ("edition", f"{facts['number']}{_day(facts['number'])}"),
+        ("signed", _day(facts["number"])),
         ("licence", facts["licence"] or "not said"),
-        ("template", facts["chat_template"][:16] or "none"),
-        ("proved", wire or "no wire dtype but f32"),
-        ("sources", ", ".join(facts["sources"]) or "none named: peers that hold it"),
+        ("chat", f"by the template in its file, which begins with the hash {template}" if template else "no template"),
+        ("shorter rows", f"{wire}, proved to change no answer" if wire else "none proved: peers send each other f32"),
+        ("also at", ", ".join(facts["sources"]) or "nowhere: only peers that hold it give it"),
         (
-            "calibrated",
-            "no"
+            "machines",
+            "how far honest ones are apart was not measured"
             if deepest is None
-            else f"{len(facts['calibrations'])} figures; {deepest['depth']} layers on differ by "
-            f"{deepest['h50']:.2%} in the middle and {deepest['h99']:.2%} at most",
+            else f"honest ones, {deepest['depth']} layers on, are {deepest['h50']:.2%} apart in the middle and "
+            f"{deepest['h99']:.2%} at most",
         ),
     ]
 
@@ -180,7 +195,15 @@ def show_published(facts: dict[str, Any]) -> None:
     print(f"{facts['name']} is published: {facts['layers']} layers, {facts['bytes'] / 1e6:,.0f} MB")
     print(f"id {facts['model_id']}")
     for what, words in manifest_lines(facts):
-        print(f"  {what:<11} {words}")
+        print(f"  {what:<12} {words}")
+    reach = facts["reach"] or {"swarm": "SWARM", "address": "ADDRESS"}
+    swarm, address = shlex.quote(reach["swarm"]), reach["address"]
+    pull = f"meshswarm models pull {facts['name']} --swarm {swarm} --join {address}"
+    if facts["reach"] is None:
+        print(f"Others can fetch it while a peer runs here: meshswarm serve --model {facts['name']} --swarm SWARM")
+        print(f"It prints its address. Then they fetch it with: {pull}")
+    else:
+        print(f"Others fetch it with: {pull}")
 
 
 def show_trust(told: dict[str, Any]) -> None:
@@ -194,11 +217,11 @@ def show_trust(told: dict[str, Any]) -> None:
 
 
 def _day(number: int) -> str:
-    """Editions published by this program are numbered by time."""
+    """When, as editions published by this program are numbered by time; the number where it is none."""
     try:
-        return f", of {datetime.fromtimestamp(number / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+        return f"on {datetime.fromtimestamp(number / 1000, UTC):%Y-%m-%d at %H:%M} UTC"
     except (OverflowError, OSError, ValueError):
-        return ""
+        return f"as its edition {number}"
 
 
 def _check(wish: Wish) -> None:

@@ -118,10 +118,13 @@ def show_facts(facts: dict[str, Any]) -> None:
     each = size_words(largest) if smallest == largest else f"{size_words(smallest)} to {size_words(largest)}"
     state = f", and {size_words(kv['session_bytes'])} a session" if kv["session_bytes"] else ""
     guess = "" if kv["is_exact"] else " (as for plain attention: this architecture was never measured)"
+    manifest = facts["manifest"]
+    alias = f" (published as {manifest['name']})" if manifest and manifest["name"] != facts["name"] else ""
     rows = [
         (
             "model",
-            f"{facts['name']}, {facts['architecture']}, mostly {facts['encoding']}, {size_words(facts['bytes'])}",
+            f"{facts['name']}{alias}, {facts['architecture']}, mostly {facts['encoding']}, "
+            f"{size_words(facts['bytes'])}",
         ),
         ("id", facts["model_id"]),
         ("layers", f"{facts['layers']} of {each}, and {size_words(facts['outer_bytes'])} outside them"),
@@ -138,7 +141,7 @@ def show_facts(facts: dict[str, Any]) -> None:
             f"{size_words(whole['work'])} of work space, {size_words(whole['program'])} of program",
         ),
     ]
-    rows += manifest_lines(facts["manifest"]) if facts["manifest"] else []
+    rows += manifest_lines(manifest) if manifest else []
     show_table(("", ""), rows)
     plan = facts["plan"]
     if plan is None:

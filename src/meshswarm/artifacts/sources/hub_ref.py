@@ -66,7 +66,7 @@ class HubRef:
 def hub_ref(ref: str) -> HubRef | None:
     """The file on the hub that `ref` means, also by the address that a browser shows; None for anything else. Raises
     ConfigError for `hf:` and something else after it."""
-    if ref.startswith("hf:"):
+    if ref[:3].lower() == "hf:":
         return HubRef.parse(ref)
     parts = urlsplit(ref)
     if parts.scheme != "https" or parts.netloc not in ("huggingface.co", "hf.co"):
@@ -77,5 +77,5 @@ def hub_ref(ref: str) -> HubRef | None:
 
 def bare_repo(ref: str) -> str | None:
     """OWNER/REPO, where a reference to the hub says no more than that."""
-    match = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)/?", ref, re.ASCII)
+    match = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)/?", ref, re.ASCII | re.IGNORECASE)
     return None if match is None else match[1]

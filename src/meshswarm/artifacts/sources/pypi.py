@@ -61,9 +61,10 @@ PYPI_MODELS: Mapping[str, PypiModel] = MappingProxyType(
 
 def pypi_model(ref: str) -> PypiModel | None:
     """The pinned model behind a `pypi:` reference, None for other kinds. Raises ConfigError for an unknown project."""
-    if not ref.startswith("pypi:"):
+    scheme, _, project = ref.partition(":")
+    if scheme.lower() != "pypi" or ":" not in ref:
         return None
-    model = PYPI_MODELS.get(ref.removeprefix("pypi:"))
+    model = PYPI_MODELS.get(project)
     if model is None:
         known = ", ".join(f"pypi:{name}" for name in PYPI_MODELS)
         raise ConfigError(f"{ref[:80]} is not a package known to carry a model; known are: {known}")

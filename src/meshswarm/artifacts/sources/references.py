@@ -29,12 +29,17 @@ def artifact_folder() -> Path:
 
 def is_source(ref: str) -> bool:
     """True when `ref` says where to get a model, rather than naming one."""
-    return re.match(r"(pypi|hf|https?):", ref) is not None or ref.endswith(".gguf") or "/" in ref or os.sep in ref
+    return (
+        re.match(r"(pypi|hf|https?):", ref, re.IGNORECASE) is not None
+        or ref.endswith(".gguf")
+        or "/" in ref
+        or os.sep in ref
+    )
 
 
 def is_remote(ref: str) -> bool:
     """True for what `locate` knows: a URL, or a file on the hub."""
-    return re.match(r"(hf:|https?:)", ref) is not None
+    return re.match(r"(hf:|https?:)", ref, re.IGNORECASE) is not None
 
 
 def fetch(
@@ -87,5 +92,7 @@ def _quiet(_sentence: str) -> None:
 def _local_file(ref: str) -> Path:
     path = Path(ref).expanduser().absolute()
     if not path.is_file():
-        raise ConfigError(f"there is no model file at {path}")
+        is_like_hub = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){1,2}", ref, re.ASCII) is not None
+        hint = "; if it is on the hub, write hf:OWNER/REPO/FILE.gguf" if is_like_hub else ""
+        raise ConfigError(f"there is no model file at {path}{hint}")
     return path
