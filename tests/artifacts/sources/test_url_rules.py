@@ -110,6 +110,11 @@ def test_secrets_stay_with_the_origin_they_were_for() -> None:
         "::1",
         "::",
         "fe80::1%eth0",
+        "fec0::1",  # site-local, as old networks still have them
+        "64:ff9b:1::7f00:1",  # a translator's own prefix (RFC 8215)
+        "::127.0.0.1",
+        "::ffff:0:10.0.0.1",
+        "192.0.0.8",
         "fd00::1",
         "::ffff:10.0.0.1",
         "2002:0a00:0001::1",

@@ -129,10 +129,16 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
             return is_public(inner)
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-    return address.is_global and not address.is_multicast
+        if address not in _GLOBAL_UNICAST:
+            return False
+    return address.is_global and not address.is_multicast and address not in _SPECIAL
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out (RFC 4291, 2.4): outside are site-local addresses, translators' own and others in
+which IPv4 addresses of an inner network hide, some of which count as global."""
+_SPECIAL = ipaddress.ip_network("192.0.0.0/24")  # RFC 6890: of protocols, not of hosts
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
