@@ -153,14 +153,22 @@ class Portions:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a fetch is. `wanted_bytes`: of the pieces that were missing at its start; `down_bytes_s`: now;
-    `n_peers`: those that pieces may come from."""
+    """How far a fetch is. `wanted_bytes`: of all pieces that hold what was asked for; `had_bytes`: those of them that
+    were here at its start; `down_bytes_s`: now; `n_peers`: those that pieces come from; `waits_s`: where nobody gives
+    anything, how long that is waited for at most, else None."""
 
     have_bytes: int
     wanted_bytes: int
     down_bytes_s: int
     n_peers: int
     from_web_bytes: int = 0
+    had_bytes: int = 0
+    waits_s: float | None = None
+
+    @property
+    def came_bytes(self) -> int:
+        """What this fetch brought."""
+        return self.have_bytes - self.had_bytes
 
     @property
     def eta_s(self) -> float | None:
@@ -178,6 +186,7 @@ class FetchProgress:
             self.down_bytes_s + other.down_bytes_s,
             max(self.n_peers, other.n_peers),
             self.from_web_bytes + other.from_web_bytes,
+            self.had_bytes + other.had_bytes,
         )
 
 

@@ -85,6 +85,8 @@ class Scout:
         """What each holder that answered has."""
         self.silent: dict[PeerId, MeshswarmError] = {}
         """Why the others could not be asked."""
+        self.n_servers = 0
+        """Other peers that serve layers of the model, whether or not they give its files."""
 
     @property
     def n_holders(self) -> int:
@@ -126,6 +128,11 @@ class Scout:
         gone = {record.peer for record in records}
         for peer in [peer for peer in self.pieces if peer not in gone]:
             del self.pieces[peer]
+
+    async def count_servers(self, n_layers: int) -> None:
+        """See who serves the model. Raises MeshswarmError."""
+        records = await self._dht.coverage(self._model_id, n_layers)
+        self.n_servers = len({record.peer for record in records} - {self._endpoint.peer_id})
 
     async def close(self) -> None:
         """Wait for nobody's answer any more."""
@@ -192,7 +199,13 @@ class Scout:
     def why_nobody(self, more: Sequence[MeshswarmError] = ()) -> str:
         """Why nothing comes, in words."""
         errors = [*more, *self.silent.values()]
-        return in_words(errors) if errors else "nobody who holds it is known"
+        if errors or not self.n_servers:
+            return in_words(errors) if errors else "nobody who holds it is known"
+        serve = "1 peer serves it, but gives" if self.n_servers == 1 else f"{self.n_servers} peers serve it, but give"
+        return (
+            f"{serve} no files (--no-seed): get it another way (`meshswarm models import`, hf:OWNER/REPO/FILE.gguf, "
+            "https://...), or start a peer that gives it"
+        )
 
     async def unreachable(self) -> list[PeerId]:
         """Holders whose torrent port does not answer over TCP: behind a translator or a firewall, perhaps."""

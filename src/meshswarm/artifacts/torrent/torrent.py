@@ -131,6 +131,18 @@ class Torrent:
         if self._state.plan.unflushed:
             self._state.attachment.flush()
 
+    async def settle(self, patience_s: float = 2.0) -> None:
+        """Until what came is written and `have` tells it, or for so long."""
+        state = self._state
+        with contextlib.suppress(TimeoutError), state.news() as news:
+            async with asyncio.timeout(patience_s):
+                while state.plan.unflushed and state.failure is None:
+                    self.flush()
+                    news.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_TICK_S):
+                            await news.wait()
+
     def progress(self) -> TorrentProgress:
         return self._progress(self._state.plan.wants)
 
