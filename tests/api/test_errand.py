@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.api.conftest import ScriptedGenerator
 
-from meshswarm.api.errand import Tell
+from meshswarm.api.errand import Tell, is_same_machine
 from meshswarm.api.server import ApiServer
 from meshswarm.config import Address
 from meshswarm.errors import ArtifactError
@@ -94,3 +94,25 @@ async def test_who_leaves_calls_it_off() -> None:
             await errands.called_off.wait()
     finally:
         await server.stop()
+
+
+async def test_nobody_elsewhere_has_an_errand_done() -> None:
+    """A pull by path would import a file that lies here and share it; one by URL would ask programs on this machine."""
+    server = await started(Errands())
+    try:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            for name in ("x-forwarded-for", "forwarded", "via"):
+                answer = await client.post("/meshswarm/count", json={"n": 1}, headers={name: "203.0.113.5"})
+                assert answer.status_code == 403 and answer.json()["error"]["code"] == "not_from_here"
+            assert (await client.post("/meshswarm/count", json={"n": 1})).status_code == 200
+    finally:
+        await server.stop()
+    for client_host, server_host, is_same in (
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::", True),
+        ("192.168.1.2", "192.168.1.2", True),
+        ("192.168.1.3", "192.168.1.2", False),
+        ("", "", False),
+    ):
+        assert is_same_machine(client_host, server_host) is is_same
