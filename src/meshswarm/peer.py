@@ -289,7 +289,6 @@ class Peer:
         work = Work(
             is_busy=lambda: len(self.spans.sessions) > self.spans.n_parked,
             slowdown=lambda: None if self._serving is None else self._serving.take_slowdown(),
-            served=lambda: () if self._serving is None else (self._serving.model.model_id,),
         )
         return Sharing(
             self.endpoint,

@@ -40,6 +40,7 @@ class Node:
     endpoint: Endpoint
     dht: Dht
     store: Store
+    slices: Slices
     sharing: Sharing
     said: list[Mapping[str, Any]]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -88,6 +89,7 @@ async def start_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         endpoint = await Endpoint.bind(identity, Address("127.0.0.1", 0), swarm=swarm)
         dht = Dht(endpoint, identity, swarm, question_timeout_s=1.0, server=True)
         store = Store(home)
+        slices = Slices(store, home)
         said: list[Mapping[str, Any]] = []
         offer_headers(endpoint, store)
         offer_manifests(endpoint, Manifests(home))
@@ -97,13 +99,13 @@ async def start_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
             dht,
             swarm,
             store,
-            Slices(store, home),
+            slices,
             home,
             settings=settings or SharingSettings(),
             report=said.append,
             work=work or Work(),
         )
-        node = Node(home, swarm, endpoint, dht, store, sharing, said)
+        node = Node(home, swarm, endpoint, dht, store, slices, sharing, said)
         loop = asyncio.get_running_loop()
         node.tasks = [loop.create_task(dht.run()), loop.create_task(sharing.run())]
         if nodes:

@@ -51,7 +51,8 @@ class Peer:
             dht=SimpleNamespace(
                 publish_coverage=self._publish, withdraw=self._withdraw, publish_card=self._publish_card
             ),
-            store=SimpleNamespace(), slices=SimpleNamespace(),
+            store=SimpleNamespace(),
+            slices=SimpleNamespace(let_go=lambda model_id, span: self.happened.append(f"let go {span}")),
             spans=SimpleNamespace(
                 serve=self._serve, empty=self._empty, retire=self._retire, draining=False, n_free_slots=4,
                 leaving=self.leaving,
@@ -117,7 +118,7 @@ async def test_where_both_fit_the_old_layers_are_served_until_the_new_ones_were_
     assert await peer.serving.go_over(NEW, beside=True)
     await asyncio.sleep(0.01)
     assert peer.happened == [
-        "say 0:6 to 6:12", "load 6:12", "serve 6:12 beside", "say 6:12", "retire 0:6", "stop 0:6",
+        "say 0:6 to 6:12", "load 6:12", "serve 6:12 beside", "say 6:12", "retire 0:6", "stop 0:6", "let go 0:6",
     ]  # fmt: skip
     assert all(record.loaded for record in peer.published)
     assert not peer.serving.is_changing
@@ -136,13 +137,14 @@ async def test_a_peer_that_leaves_does_not_wait_for_those_who_have_not_heard_of_
     assert "retire 0:6" not in peer.happened and peer.serving.is_changing
     peer.leaving.set()
     await asyncio.sleep(0.01)
-    assert peer.happened[-2:] == ["retire 0:6", "stop 0:6"]
+    assert peer.happened[-3:] == ["retire 0:6", "stop 0:6", "let go 0:6"]
 
 
 async def test_where_they_do_not_the_old_ones_are_emptied_and_given_up_first(peer: Peer) -> None:
     assert await peer.serving.go_over(NEW, beside=False)
     assert peer.happened == [
-        "say 0:6 to 6:12", "empty 0:6", "say 0:6 unloaded to 6:12", "stop 0:6", "load 6:12", "serve 6:12", "say 6:12",
+        "say 0:6 to 6:12", "empty 0:6", "say 0:6 unloaded to 6:12", "stop 0:6", "let go 0:6",
+        "load 6:12", "serve 6:12", "say 6:12",
     ]  # fmt: skip
 
 
@@ -194,7 +196,7 @@ async def test_another_model_is_loaded_and_announced_before_the_old_one_is_withd
     await asyncio.sleep(0.01)
     assert peer.happened == [
         "say 0:6 going", "say other 6:12 unloaded", "load other 6:12", "serve 6:12 beside", "say card",
-        "say other 6:12", "withdraw 0:6", "retire 0:6", "stop 0:6",
+        "say other 6:12", "withdraw 0:6", "retire 0:6", "stop 0:6", "let go 0:6",
     ]  # fmt: skip
     assert peer.serving.model == OTHER and peer.serving.settings.model == "other" and models == ["other"]
     assert peer.serving.facts()["model"] == "other" and not peer.serving.is_changing
@@ -203,8 +205,8 @@ async def test_another_model_is_loaded_and_announced_before_the_old_one_is_withd
 async def test_where_both_do_not_fit_the_old_one_is_emptied_and_given_up_first(peer: Peer) -> None:
     assert await change(peer, beside=False)
     assert peer.happened == [
-        "say other 6:12 unloaded", "empty 0:6", "say 0:6 unloaded", "stop 0:6", "load other 6:12", "serve 6:12",
-        "say card", "say other 6:12", "withdraw 0:6",
+        "say other 6:12 unloaded", "empty 0:6", "say 0:6 unloaded", "stop 0:6", "let go 0:6",
+        "load other 6:12", "serve 6:12", "say card", "say other 6:12", "withdraw 0:6",
     ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from meshswarm.artifacts.merkle import model_id_text
@@ -41,16 +42,27 @@ FILES_AT_ONCE = 4
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which bytes of a model are wanted: ranges of each file. `name`: what the model is called. `web`: the same files
-    on servers."""
+    on servers. `slice_path`, `slice_bytes`: what is cut from them then, and has to fit beside them."""
 
     model_id: bytes
     name: str
     files: tuple[Ranges, ...]
     web: tuple[WebModel, ...] = ()
+    slice_path: Path | None = None
+    slice_bytes: int = 0
 
     @classmethod
-    def of(cls, model_id: bytes, name: str, files: Iterable[Iterable[range]]) -> Wanted:
-        return cls(model_id, name, tuple(merged(ranges) for ranges in files))
+    def of(
+        cls,
+        model_id: bytes,
+        name: str,
+        files: Iterable[Iterable[range]],
+        *,
+        slice_path: Path | None = None,
+        slice_bytes: int = 0,
+    ) -> Wanted:
+        ranges = tuple(merged(each) for each in files)
+        return cls(model_id, name, ranges, slice_path=slice_path, slice_bytes=slice_bytes)
 
 
 class Means(Protocol):

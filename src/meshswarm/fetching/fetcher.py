@@ -8,7 +8,7 @@ waits, sees how far it is, and finds the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.content import Content
@@ -18,6 +18,7 @@ from meshswarm.errors import ArtifactError
 from meshswarm.fetching.fetch import Fetch, Wanted
 from meshswarm.fetching.plan import FetchProgress, missing_pieces
 from meshswarm.fetching.rates import Pacer
+from meshswarm.fetching.room import Room
 from meshswarm.fetching.scout import Outlaws, Scout
 from meshswarm.fetching.shelf import Shelf
 from meshswarm.net.endpoint import Endpoint
@@ -28,9 +29,8 @@ Warn = Callable[[str], None]
 
 
 class Fetcher:
-    """`fetch` what is wanted. `warn` gets sentences for a person; `make_room(n_bytes, model_id)` raises
-    ArtifactError when the disk has no room for so much more of a model; `shares`: files stay open for others;
-    `down_bytes_s`: the most that comes from the web, 0 for no limit."""
+    """`fetch` what is wanted. `warn` gets sentences for a person; `room`: what a person allows on disk;
+    `shares`: files stay open for others; `down_bytes_s`: the most that comes from the web, 0 for no limit."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Fetcher:
         shelf: Shelf,
         *,
         warn: Warn,
-        make_room: Callable[[int, bytes], Awaitable[None]],
+        room: Room,
         shares: bool = True,
         down_bytes_s: int = 0,
     ) -> None:
@@ -51,7 +51,7 @@ class Fetcher:
         self._store = store
         self._shelf = shelf
         self._warn = warn
-        self._make_room = make_room
+        self._room = room
         self._shares = shares
         self._pacer = Pacer(down_bytes_s)
         self._outlaws = Outlaws()
@@ -95,7 +95,8 @@ class Fetcher:
                 while any(missing := await self.missing(wanted)):
                     generation = self._shelf.generation
                     try:
-                        await self._fetch(wanted, missing)
+                        async with self._room.made(wanted):
+                            await self._fetch(wanted, missing)
                     except ArtifactError:
                         if self._shelf.generation == generation:
                             raise  # else the session was replaced meanwhile: on with the new one
@@ -106,8 +107,6 @@ class Fetcher:
     async def _fetch(self, wanted: Wanted, missing: Sequence[frozenset[int]]) -> None:
         model_id = wanted.model_id
         contents = [Content(*file) for file in await asyncio.to_thread(self._store.files, model_id)]
-        n_bytes = sum(content.bytes_of(pieces) for content, pieces in zip(contents, missing, strict=True))
-        await self._make_room(n_bytes, model_id)
         scout = self.scout(model_id, contents)
         try:
             await scout.look(0)

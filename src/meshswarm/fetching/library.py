@@ -19,7 +19,6 @@ from meshswarm.artifacts.manifests.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import clean_name, matches
-from meshswarm.artifacts.ranges import Ranges
 from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store.store import AmbiguousModelError, Store
 from meshswarm.config import Address
@@ -29,6 +28,7 @@ from meshswarm.fetching.fetch import Wanted
 from meshswarm.fetching.fetcher import Fetcher
 from meshswarm.fetching.plan import FetchProgress, whole_files
 from meshswarm.fetching.published import Published
+from meshswarm.fetching.room import Room
 from meshswarm.fetching.seeder import Seeder
 from meshswarm.fetching.shelf import Shelf
 from meshswarm.fetching.web_sources import WebModel, web_models
@@ -60,6 +60,7 @@ class Library:
         slices: Slices,
         shelf: Shelf,
         fetcher: Fetcher,
+        room: Room,
         seeder: Seeder | None,
         published: Published,
         report: Report,
@@ -70,6 +71,7 @@ class Library:
         self._slices = slices
         self._shelf = shelf
         self._fetcher = fetcher
+        self._room = room
         self._seeder = seeder
         self._published = published
         self._report = report
@@ -105,17 +107,19 @@ class Library:
         return await asyncio.to_thread(self._store.describe, model_id, name)
 
     async def have_span(self, info: ModelInfo, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> None:
-        """What is needed to load these layers is on disk when this returns. Raises MeshswarmError."""
-        if await asyncio.to_thread(self._slices.has, info.model_id, span, options):
-            return
-        wanted = await asyncio.to_thread(self._slices.needs, info.model_id, span, options)
+        """What is needed to load these layers is on disk when this returns, and room for their slice. Raises
+        MeshswarmError."""
+        plan = await asyncio.to_thread(self._slices.plan, info.model_id, span, options)
+        wanted = Wanted.of(info.model_id, info.name, plan.needs, slice_path=plan.path, slice_bytes=plan.cut_bytes)
         is_whole = len(span) == info.n_layers
+        self._room.expect(None)
         await self._fetch(info, wanted, {} if is_whole else {"layers": str(span), "n_layers": info.n_layers})
+        self._room.expect(wanted)
 
     async def have_whole(self, info: ModelInfo, show: Report | None = None) -> None:
         """The whole model is on disk when this returns. Raises MeshswarmError."""
         files = await asyncio.to_thread(self._store.files, info.model_id)
-        await self._fetch(info, whole_files(files), {}, show)
+        await self._fetch(info, Wanted.of(info.model_id, info.name, whole_files(files)), {}, show)
 
     async def only_slices(self, info: ModelInfo) -> int:
         """Remove what was fetched of a model and share it no more: bytes freed. Slices that were cut stay."""
@@ -232,10 +236,12 @@ class Library:
     # -- bytes
 
     async def _fetch(
-        self, info: ModelInfo, files: Sequence[Ranges], facts: Mapping[str, Any], show: Report | None = None
+        self, info: ModelInfo, wanted: Wanted, facts: Mapping[str, Any], show: Report | None = None
     ) -> None:
-        wanted = Wanted.of(info.model_id, info.name, files)
         if not any(await self._fetcher.missing(wanted)):
+            if wanted.slice_bytes:
+                async with self._room.made(wanted):
+                    return
             return
         wanted = replace(wanted, web=await self._on_the_web(info))
         clock = asyncio.get_running_loop().time

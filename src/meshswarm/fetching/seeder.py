@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,6 +138,17 @@ class Seeder:
     def keep_back(self, model_id: bytes) -> None:
         """Do not share this model."""
         self._kept_back.add(model_id)
+
+    @contextlib.asynccontextmanager
+    async def withdrawn(self, model_ids: Collection[bytes]) -> AsyncIterator[None]:
+        """While this lasts these models are not shared; after it what is left of them is."""
+        async with self._looking:
+            for model_id in self._shared.keys() & set(model_ids):
+                await self._close(model_id)
+            try:
+                yield
+            finally:
+                self._seen = None
 
     async def look(self) -> None:
         """See what is here now, and share just that."""

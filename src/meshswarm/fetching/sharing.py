@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from meshswarm.artifacts.store.disk import Disk
 from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.session import TorrentSession
 from meshswarm.dht.node import Dht
-from meshswarm.errors import ConfigError, MeshswarmError, RequestError
+from meshswarm.errors import ConfigError, RequestError
 from meshswarm.fetching.exchange import Offer
 from meshswarm.fetching.fetcher import Fetcher
 from meshswarm.fetching.hashes import Hashes
 from meshswarm.fetching.library import Library, Report
 from meshswarm.fetching.published import Published
 from meshswarm.fetching.rates import Limits, Rates
+from meshswarm.fetching.room import Room
 from meshswarm.fetching.seeder import Seeder
 from meshswarm.fetching.shelf import Shelf
 from meshswarm.identity import Identity
@@ -33,8 +34,6 @@ from meshswarm.net.endpoint import Endpoint
 from meshswarm.net.swarm import Swarm
 from meshswarm.stage.slices.store import Slices
 
-MAX_COUNTED = 32
-"""Models of which it is asked who else holds them, when some have to go."""
 PULL_PATH = "/meshswarm/pull"
 
 
@@ -49,11 +48,10 @@ class SharingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What this peer computes meanwhile: whether, how much slower than on an idle machine, and which models."""
+    """What this peer computes meanwhile: whether, and how much slower than on an idle machine."""
 
     is_busy: Callable[[], bool] = lambda: False
     slowdown: Callable[[], float | None] = lambda: None
-    served: Callable[[], Collection[bytes]] = lambda: ()
 
 
 class Sharing:
@@ -81,11 +79,19 @@ class Sharing:
         self._settings = settings
         self._report = report
         self._work = work
-        self._disk = Disk(home, store)
         self._n_errands = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.shelf = Shelf(store, self._start_session)
+        self._room = Room(
+            Disk(home, store),
+            store,
+            slices,
+            settings.disk_bytes,
+            n_holders=self._n_holders,
+            closed=self._closed,
+            warn=self._warn,
+        )
         self.fetcher = Fetcher(
             endpoint,
             dht,
@@ -93,7 +99,7 @@ class Sharing:
             store,
             self.shelf,
             warn=self._warn,
-            make_room=self._make_room,
+            room=self._room,
             shares=settings.seeds,
             down_bytes_s=settings.limits.down_bytes_s,
         )
@@ -107,7 +113,9 @@ class Sharing:
             self._hashes = Hashes(endpoint, identity, dht, store, manifests, self.shelf)
             Offer(endpoint, self._hashes)
         published = Published(endpoint, dht, store, manifests)
-        self.library = Library(endpoint, dht, store, slices, self.shelf, self.fetcher, self.seeder, published, report)
+        self.library = Library(
+            endpoint, dht, store, slices, self.shelf, self.fetcher, self._room, self.seeder, published, report
+        )
         self._rates = Rates(settings.limits, self.shelf.limit, work.is_busy, work.slowdown)
         swarm.on_change(self._keys_changed)
         self._renewing: asyncio.Event = asyncio.Event()
@@ -203,29 +211,20 @@ class Sharing:
                 if self.seeder is not None:
                     self.seeder.begin_again()
 
-    async def _make_room(self, n_bytes: int, model_id: bytes) -> None:
-        """So much more of a model fits into what a person allows, perhaps because others went. Raises ArtifactError."""
-        quota = self._settings.disk_bytes
-        if quota is None:
-            return
-        holdings = await asyncio.to_thread(self._disk.holdings)
-        n_holders: dict[bytes, int] = {}
-        if sum(holding.n_bytes for holding in holdings) + n_bytes > quota:
-            for held in list({holding.model_id for holding in holdings})[:MAX_COUNTED]:
-                with contextlib.suppress(MeshswarmError):
-                    records = await self._dht.holders(held)
-                    n_holders[held] = sum(record.peer != self._endpoint.peer_id for record in records)
-        await asyncio.to_thread(self._remove, quota, n_bytes, model_id, n_holders)
+    async def _n_holders(self, model_id: bytes) -> int:
+        """Other peers that hold a model, by what was read lately, else by asking. Raises MeshswarmError."""
+        records = await self._dht.holders(model_id)
+        return sum(record.peer != self._endpoint.peer_id for record in records)
 
-    def _remove(self, quota: int, n_bytes: int, model_id: bytes, n_holders: Mapping[bytes, int]) -> None:
-        """Blocks. Raises ArtifactError."""
-        served = {model_id, *self._work.served(), *self.fetcher.fetching}
-        folders = [self._home / "slices" / model_id_text(each) for each in served]
-        loaded = [path for folder in folders for path in folder.glob("*.gguf")]
-        gone = self._disk.make_room(quota, n_bytes, in_use=served, slices_in_use=loaded, n_holders=n_holders)
-        for holding in gone:
-            name = self._store.name_of(holding.model_id)
-            self._warn(f"Removed the {holding.kind} of {name} ({holding.n_bytes / 1e6:.0f} MB) to stay within --disk")
+    @contextlib.asynccontextmanager
+    async def _closed(self, model_ids: Collection[bytes]) -> AsyncIterator[None]:
+        """While this lasts the files of these models are not open here, and nobody is told that they are."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self.seeder is not None and model_ids:
+                await stack.enter_async_context(self.seeder.withdrawn(model_ids))
+            for model_id in model_ids:
+                await self.shelf.close(model_id)
+            yield
 
     def _warn(self, sentence: str) -> None:
         self._report({"event": "warning", "message": sentence})

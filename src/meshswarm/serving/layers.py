@@ -12,6 +12,7 @@ from typing import Any
 
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.dht.records import CoverageRecord
+from meshswarm.errors import MeshswarmError
 from meshswarm.routing.choice import Choice, Limits, choose
 from meshswarm.routing.view import MOBILE, View
 from meshswarm.serving.settings import DEFAULT_N_CTX, ServingSettings, Surroundings
@@ -24,6 +25,7 @@ from meshswarm.stage.loading import Wants, load_engine
 from meshswarm.stage.sessions.messages import MAX_ROWS_PER_STEP
 from meshswarm.stage.sessions.terms import Served
 from meshswarm.stage.sizes.memory import Load, MemoryModel
+from meshswarm.stage.slices.store import SliceFile
 
 WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
 JOIN_JITTER_S = 1.0
@@ -134,6 +136,17 @@ async def load_slice(
     options = settings.llama_options
     await have_layers(settings, around, info, span)
     slice_file = await asyncio.to_thread(around.slices.file, info.model_id, span, options)
+    try:
+        return await _load(settings, around, info, span, n_ctx, slice_file)
+    except MeshswarmError:
+        around.slices.let_go(info.model_id, span)
+        raise
+
+
+async def _load(
+    settings: ServingSettings, around: Surroundings, info: ModelInfo, span: Span, n_ctx: int, slice_file: SliceFile
+) -> Served:
+    options = settings.llama_options
     if settings.slice_only and around.library is not None and len(span) < info.n_layers:
         await around.library.only_slices(info)
     header, proofs = around.store.header(info.model_id), around.slices.proofs(info.model_id, options)

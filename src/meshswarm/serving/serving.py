@@ -303,8 +303,7 @@ class Serving:
             self._around.spans.reopen()
             return False
         await self._tell(loaded=False)
-        self._engines.remove(old.engine)
-        await old.engine.stop()
+        await self._end(old)
         return True
 
     async def _retire(self, old: Served) -> None:
@@ -313,8 +312,13 @@ class Serving:
             async with asyncio.timeout(OLD_LAYERS_S):
                 await self._around.spans.leaving.wait()
         await self._around.spans.retire(old, RETIRE_DRAIN_S)
+        await self._end(old)
+
+    async def _end(self, old: Served) -> None:
+        """Its file may go from the disk after that."""
         self._engines.remove(old.engine)
         await old.engine.stop()
+        self._around.slices.let_go(old.model_id, old.span)
 
     async def stand_by(self, is_spare: bool, reason: str) -> None:
         """Be a standby, or a server again, and say so: to whoever sits here once, with the reason."""

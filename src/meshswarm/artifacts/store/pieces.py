@@ -25,6 +25,7 @@ from meshswarm.artifacts.merkle import (
     tree_depth,
 )
 from meshswarm.artifacts.ranges import Ranges, merged, missing
+from meshswarm.artifacts.store.holes import make_holes
 from meshswarm.artifacts.torrent.content import TORRENT_NAME, Content
 from meshswarm.errors import ArtifactError
 
@@ -81,6 +82,24 @@ class Pieces:
         except OSError as error:
             raise ArtifactError(f"{folder} cannot be removed: {error.strerror or error}") from error
         return n_bytes
+
+    def kept(self, content: Content, ranges: Iterable[range]) -> Ranges:
+        """Of what is here, the pieces that have a byte of `ranges`. Blocking where the file was touched."""
+        pieces = content.pieces_within(self.ranges(content)) & content.pieces_of(ranges)
+        return tuple(content.ranges_of(pieces))
+
+    def keep_only(self, content: Content, ranges: Iterable[range]) -> int:
+        """Remove all of the file but the pieces that have a byte of `ranges`. The number of bytes that are free again.
+        Nobody may have the file open to write. Raises ArtifactError."""
+        kept = self.kept(content, ranges)
+        if not kept:
+            return self.drop(content)
+        path = self.path(content)
+        n_bytes = disk_bytes(path.parent)
+        self.note(content, kept)  # first: what goes does not count from here on, whatever happens
+        make_holes(path, missing(kept, (range(content.length),)))
+        self.note(content, kept)
+        return n_bytes - disk_bytes(path.parent)
 
     def layer(self, content: Content) -> bytes | None:
         """The piece layer, checked; b"" for a file of one piece, None when it is not here."""

@@ -345,13 +345,32 @@ class Store:
         Slices, its name, its header and files that were imported in place stay, and so do files that another model here
         has too. Raises ArtifactError.
         """
+        return self.keep_pieces(model_id, [()] * len(self.contents(model_id)))
+
+    def keep_pieces(self, model_id: bytes, wanted: Sequence[Iterable[range]]) -> int:
+        """`drop_pieces`, but for the pieces that hold bytes of `wanted`, ranges of each of the model's files."""
         record = self._registry.get(model_id)
         if record is not None and self._are_ours(record):
             self._note_name(model_id, record.name)
             self._registry.remove(model_id)
         shutil.rmtree(self._links / model_id_text(model_id), ignore_errors=True)
-        own = set(self.contents(model_id))
-        return sum(map(self.pieces.drop, own - self._used_beside(model_id, own)))
+        return sum(self.pieces.keep_only(content, ranges) for content, ranges in self._own(model_id, wanted).items())
+
+    def spare_bytes(self, model_id: bytes, wanted: Sequence[Iterable[range]]) -> int:
+        """How much of what is here of a model `keep_pieces` would remove. Blocking where files were touched."""
+        own = self._own(model_id, wanted).items()
+        return sum(
+            n_bytes_of(missing(self.pieces.kept(content, ranges), self.pieces.ranges(content)))
+            for content, ranges in own
+        )
+
+    def _own(self, model_id: bytes, wanted: Sequence[Iterable[range]]) -> dict[Content, list[range]]:
+        """The files that no other model here needs, each with what is wanted of it."""
+        own: dict[Content, list[range]] = {}
+        for content, ranges in zip(self.contents(model_id), wanted, strict=True):
+            own.setdefault(content, []).extend(ranges)
+        shared = self._used_beside(model_id, set(own))
+        return {content: ranges for content, ranges in own.items() if content not in shared}
 
     # -- headers
 

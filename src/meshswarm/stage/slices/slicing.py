@@ -120,6 +120,12 @@ def slice_bytes(header: GgufHeader, span: Span, *, proofs: Proofs | None = None)
     return writer.data_bytes
 
 
+def slice_file_bytes(header: GgufHeader, span: Span, *, proofs: Proofs | None = None) -> int:
+    """Length of the file that `write_slice` would write, zero layers included. Raises IllegalCutError as it does."""
+    writer, placed = _plan(header, span, proofs, None)
+    return len(_head(writer, placed)) + writer.data_bytes
+
+
 def zero_layer_bytes(header: GgufHeader, layer: int) -> int:
     """Bytes of a zero layer that is shaped like the model's `layer`."""
     writer = HeaderWriter(header.alignment)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from meshswarm.artifacts.files import FileStamp, read_json, sweep_temporaries, w
 from meshswarm.artifacts.gguf.check import read_header
 from meshswarm.artifacts.gguf.probe import engine_build, probe
 from meshswarm.artifacts.merkle import HASH_BYTES, file_root, model_id_text, parse_model_id
-from meshswarm.artifacts.ranges import Ranges, covers
+from meshswarm.artifacts.ranges import Ranges
 from meshswarm.artifacts.store.disk import remove_slice
 from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError, MeshswarmError
@@ -28,7 +28,7 @@ from meshswarm.stage.engine.llama import numclass
 from meshswarm.stage.engine.llama_options import DEFAULT_OPTIONS, LlamaOptions
 from meshswarm.stage.families.cuts import check_cut
 from meshswarm.stage.families.proofs import Proofs
-from meshswarm.stage.slices.slicing import SLICE_FORMAT, slice_ranges, write_hashed_slice
+from meshswarm.stage.slices.slicing import SLICE_FORMAT, slice_file_bytes, slice_ranges, write_hashed_slice
 
 UNUSED_S = 14 * 86_400.0
 """A slice that was not asked for in so long is not kept where it could be cut again."""
@@ -47,6 +47,17 @@ class SliceFile:
     n_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """What loading a span takes from the disk. `path`: the slice, None for a whole model, whose own files are loaded;
+    `needs`: the bytes of each of the model's files to be here first, none where the slice was cut before; `cut_bytes`:
+    the length of the slice that is still to be cut."""
+
+    path: Path | None
+    needs: tuple[Ranges, ...]
+    cut_bytes: int
+
+
 class Slices:
     """Slices of the models in `store`, in `home / "slices"`; which files llama.cpp has loaded well, in `probed`."""
 
@@ -57,7 +68,8 @@ class Slices:
         self._proofs_folder = home / "proofs"
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._locks_guard = threading.Lock()
-        self._given: set[Path] = set()  # slices that this process was given: they may be loaded
+        self._given: Counter[tuple[bytes, Span]] = Counter()  # spans whose files may be loaded, and how often
+        self._given_whole: Counter[bytes] = Counter()  # the same of models whose own files are
 
     def proofs(self, model_id: bytes, options: LlamaOptions = DEFAULT_OPTIONS) -> Proofs:
         """What is proved about a model's parts here, when they are computed with these options."""
@@ -66,17 +78,23 @@ class Slices:
     def file(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> SliceFile:
         """The file to load for `span`, cut if need be and loaded once in a child process. Blocking.
 
-        Raises IllegalCutError for a span that cannot be cut, ArtifactError when model or slice is refused.
+        It counts as loaded until it is let go. Raises IllegalCutError for a span that cannot be cut, ArtifactError when
+        model or slice is refused.
         """
         header = self._store.header(model_id)
         proofs = self.proofs(model_id, options)
         family = check_cut(header, span, proofs)
         if family is not None:
-            return self._cut(model_id, span, proofs)
+            cut = self._cut(model_id, span, proofs)
+            with self._locks_guard:
+                self._given[model_id, span] += 1
+            return cut
         source = self._store.path(model_id)
         files = self._store.files(model_id)
         root = files[0][1] if len(files) == 1 else model_id
         self._probe_once(source, root)
+        with self._locks_guard:
+            self._given_whole[model_id] += 1
         return SliceFile(source, root, header.file_length)
 
     def needs(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> tuple[Ranges, ...]:
@@ -88,13 +106,37 @@ class Slices:
             return tuple((range(part.file_length),) for part in header.files)
         return slice_ranges(header, span, proofs=proofs)
 
-    def has(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> bool:
-        """True when `file` needs nothing that is not here: the slice was cut before, or can be. Blocking where files
-        were touched. Raises IllegalCutError."""
-        if _noted(self._path(model_id, span)) is not None:
-            return True
-        held = self._store.ranges(model_id)
-        return all(covers(have, want) for have, want in zip(held, self.needs(model_id, span, options), strict=True))
+    def plan(self, model_id: bytes, span: Span, options: LlamaOptions = DEFAULT_OPTIONS) -> SlicePlan:
+        """What `file` would need that is not here, by the header alone. Blocking where the slice was touched. Raises
+        IllegalCutError."""
+        header = self._store.header(model_id)
+        proofs = self.proofs(model_id, options)
+        if check_cut(header, span, proofs) is None:
+            return SlicePlan(None, self.needs(model_id, span, options), 0)
+        path = self._path(model_id, span)
+        if _noted(path) is not None:
+            return SlicePlan(path, ((),) * len(header.files), 0)
+        return SlicePlan(path, self.needs(model_id, span, options), slice_file_bytes(header, span, proofs=proofs))
+
+    def let_go(self, model_id: bytes, span: Span) -> None:
+        """What `file` gave for these layers is not loaded any more."""
+        with self._locks_guard:
+            if self._given[model_id, span] > 0:
+                self._given[model_id, span] -= 1
+            else:
+                self._given_whole[model_id] -= 1
+            self._given, self._given_whole = +self._given, +self._given_whole
+
+    def loaded(self) -> frozenset[Path]:
+        """Slices that may be loaded."""
+        with self._locks_guard:
+            return frozenset(self._path(*each) for each in self._given)
+
+    def loaded_models(self, *, whole: bool = False) -> frozenset[bytes]:
+        """Models of which anything may be loaded, or those whose own files may be."""
+        with self._locks_guard:
+            parts = () if whole else (model_id for model_id, _ in self._given)
+            return frozenset((*parts, *self._given_whole))
 
     def _cut(self, model_id: bytes, span: Span, proofs: Proofs) -> SliceFile:
         """The slice that was cut before, or one cut now from as much of the model as is here."""
@@ -111,15 +153,13 @@ class Slices:
                 _note(slice_file)
             self._probe_once(path, slice_file.root)
             os.utime(_note_path(path))
-        with self._locks_guard:
-            self._given.add(path)
         return slice_file
 
     def _sweep(self, keep: Path) -> None:
         """Remove slices that nobody will load again: of an older format, without a note, or, where the model is here to
         cut them anew, unused for `UNUSED_S`. Not those that this process gave out."""
         with self._locks_guard:
-            kept = {keep, *self._given}
+            kept = {keep, *(self._path(*each) for each in self._given)}
         for path in set(self._folder.glob("*/*.gguf")) - kept:
             with contextlib.suppress(ArtifactError, OSError):
                 is_useless = not _is_current(path) and _is_settled(path)
