@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from meshswarm.artifacts.store.changed import parts_left, read_piece
 from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.artifacts.torrent.torrent import Torrent
@@ -113,6 +114,7 @@ class Fetcher:
             await self._piece_layers(scout, model_id, contents)
             torrents = await self._shelf.open(model_id)
             await self._from_headers(model_id, contents, torrents)
+            await self._from_changed_files(model_id, contents, torrents, missing)
             await Fetch(self, wanted, contents, torrents, missing, scout).run()
         finally:
             await scout.close()
@@ -126,6 +128,24 @@ class Fetcher:
             for piece in sorted(content.pieces_within([range(part.data_offset)]) - torrent.have()):
                 place = content.piece_range(piece)
                 await torrent.add_piece(piece, part.raw[place.start : place.stop])
+
+    async def _from_changed_files(
+        self,
+        model_id: bytes,
+        contents: Sequence[Content],
+        torrents: Sequence[Torrent],
+        missing: Sequence[frozenset[int]],
+    ) -> None:
+        """What is still right in files that were imported and changed since need not come from anybody."""
+        left = await asyncio.to_thread(parts_left, self._store, model_id)
+        for (path, ranges), content, torrent, wanted in zip(left, contents, torrents, missing, strict=False):
+            for piece in sorted((content.pieces_within(ranges) & wanted) - torrent.have()):
+                place = content.piece_range(piece)
+                data = await asyncio.to_thread(read_piece, path, place)
+                if len(data) == len(place):
+                    await torrent.add_piece(piece, data)
+            if ranges:
+                await torrent.settle()  # until it is written: what is here is asked of nobody
 
     async def _piece_layers(self, scout: Scout, model_id: bytes, contents: Sequence[Content]) -> None:
         """See that pieces can be checked, before any is asked for."""
