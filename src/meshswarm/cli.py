@@ -162,6 +162,7 @@ def serve(
         is_auto=auto and model is None and layers is None,
         is_mobile=layers is None and (auto if rebalance is None else rebalance),
         slice_only=slice_only,
+        waits=True,
     )
     if rebalance and layers is not None:
         raise typer.BadParameter("layers that were asked for are not exchanged for others", param_hint="--rebalance")

@@ -107,6 +107,11 @@ class Peer:
     def stop(self) -> None:
         self._stopping.set()
 
+    @property
+    def missed(self) -> list[dict[str, str]]:
+        """The last peers that were looked for and not reached: `peer`, `address`, `why`."""
+        return self._bootstrap.missed
+
     async def run(self) -> None:
         """Until `stop`. Raises MeshswarmError when the peer cannot start; the folder's lock is held all the while."""
         home = self.settings.home.create()
@@ -342,7 +347,7 @@ class Peer:
         """Raises ConfigError when it cannot guess for the model that is to be served here."""
         serving = self.settings.serving
         around = self._around()
-        draft = await known_model(ServingSettings(ref), around)
+        draft = await known_model(ServingSettings(ref, waits=serving is not None and serving.waits), around)
         if serving is not None:
             model = await known_model(serving, around)
             await asyncio.to_thread(check_draft_model, self.store, draft, model)
@@ -414,6 +419,7 @@ class Peer:
             "swarm": self.membership.swarm.name,
             "private": self.membership.swarm.is_private,
             "model_ref": self._model_ref(),
+            "gives_files": self.settings.sharing.seeds,
         }
 
     def _api_elsewhere(self) -> str | None:

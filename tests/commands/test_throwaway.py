@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from meshswarm.commands.control import RunningPeer
 from meshswarm.commands.show import show_status
 from meshswarm.commands.throwaway import Where, endpoint_of, throwaway_peer
 from meshswarm.config import Address, Home, HomeLock
-from meshswarm.errors import ConfigError
+from meshswarm.dht.known_peers import KnownPeers, SeenPeer
+from meshswarm.errors import ConfigError, UnknownModelError
 from meshswarm.identity import Identity
 
 NOBODY = (Identity.from_seed(bytes(32)).peer_id, Address("127.0.0.1", 9))
@@ -66,3 +68,22 @@ def test_a_peer_that_runs_is_asked_in_its_own_swarm_only(tmp_path: Path) -> None
     for chosen in (where(tmp_path), Where(Home(tmp_path), private=True), Where(Home(tmp_path), join=(NOBODY,))):
         with pytest.raises(ConfigError, match="meshswarm --home DIR plan"):
             chosen.leave_to(running, "plan")
+
+
+async def test_of_a_model_that_nobody_knew_it_is_said_when_nobody_was_there(tmp_path: Path) -> None:
+    place = where(tmp_path)
+    with pytest.raises(
+        UnknownModelError, match=rf"no such, and no peer of the swarm '{place.swarm}' was reached \(none"
+    ):
+        async with throwaway_peer(place) as peer:
+            known = KnownPeers(peer.membership.known_peers, peer.identity, peer.membership.swarm.swarm_id)
+            raise UnknownModelError("no such")
+    gone = SeenPeer(NOBODY[0], (NOBODY[1],), time.time())
+    known.save([gone], time.time())
+    tried = rf"\(tried {NOBODY[0]} at 127.0.0.1:9: .*\)\. Is it running\? --join names another"
+    with pytest.raises(UnknownModelError, match=tried):
+        async with throwaway_peer(place):
+            raise UnknownModelError("no such")
+    with pytest.raises(ConfigError, match=rf"nobody can be asked: no way in through {NOBODY[0]} at 127.0.0.1:9"):
+        async with throwaway_peer(Where(place.home, place.swarm, join=(NOBODY,))):
+            pytest.fail("it is remembered, and yet nobody was reached")

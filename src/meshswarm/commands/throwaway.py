@@ -16,7 +16,7 @@ from meshswarm.commands.control import RunningPeer
 from meshswarm.commands.story import what_to_check
 from meshswarm.config import Address, Home
 from meshswarm.discovery.settings import DiscoverySettings, Use
-from meshswarm.errors import ConfigError, LocalError
+from meshswarm.errors import ConfigError, LocalError, UnknownModelError
 from meshswarm.fetching.sharing import SharingSettings
 from meshswarm.identity import PeerId
 from meshswarm.peer import Peer, PeerSettings
@@ -93,11 +93,25 @@ async def throwaway_peer(
         if unreached and not n_reached:
             peers = " or ".join(f"{event['peer']} at {event['address']}" for event in unreached)
             raise ConfigError(f"nobody can be asked: no way in through {peers}. {what_to_check(unreached[0])}")
-        yield peer
+        try:
+            yield peer
+        except UnknownModelError as error:
+            if n_reached:
+                raise
+            raise UnknownModelError(f"{error}, and {_nobody(peer)}", param=error.param) from None
     finally:
         waiting.cancel()
         peer.stop()
         await living  # its own error, when it could not start or live on, says more than the errand's
+
+
+def _nobody(peer: Peer) -> str:
+    """That no peer was reached, which were tried, and what to do."""
+    tried = "; ".join(
+        f"{each['peer']} at {each['address']}" + (f": {each['why']}" if each["why"] else "") for each in peer.missed[:3]
+    )
+    told = f"tried {tried}). Is it running? --join names another" if tried else "none is known). --join names one"
+    return f"no peer of the swarm {peer.membership.swarm.name!r} was reached ({told}"
 
 
 def endpoint_of(peer: Peer) -> RunningPeer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOOK_S, FIRST_LOOKS, LATER_LOOK_S = 2.0, 10, 15.0
 """How often it is seen who else holds the model by now: so many times, and then."""
 TELL_S = 0.5
+IDLE_S = 3.0
+"""When a person hears that nobody gives anything."""
 PATIENCE_S = 20.0
 """How long nothing may come from anybody before peers are looked for anew."""
 WEB_PATIENCE_S = 5.0
@@ -103,10 +105,15 @@ class Fetch:
         self._torrents = torrents
         self._scout = scout
         self._rate = Averages()
+        wanted_pieces = [c.pieces_of(ranges) for c, ranges in zip(contents, wanted.files, strict=True)]
+        self._n_wanted = _n_bytes(contents, wanted_pieces)
+        self._n_had = self._n_wanted - _n_bytes(contents, missing)
+        self._newest = (0, asyncio.get_running_loop().time())  # bytes that are here, and when it was less
         self._web: list[list[HttpSource]] = [[] for _ in contents]
         self._n_locating = len(wanted.web)
         self._opened: list[HttpSource] = []
         self._missing = [pieces - torrent.have() for pieces, torrent in zip(missing, torrents, strict=True)]
+        self._n_began = self._n_wanted - _n_bytes(contents, self._missing)  # with what lies in headers
         self._portions = [
             Portions(content, pieces, available=None, has_web=bool(wanted.web))
             for content, pieces in zip(contents, self._missing, strict=True)
@@ -139,7 +146,7 @@ class Fetch:
             for source in self._opened:
                 await source.close()
             await asyncio.gather(*helpers, return_exceptions=True)
-            await asyncio.shield(self._save())
+            await asyncio.shield(self._settle())
             self._tell()
 
     def _duties(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
@@ -193,16 +200,43 @@ class Fetch:
     async def _save(self) -> None:
         await self._means.note(self._wanted, self._contents, self._torrents)
 
+    async def _settle(self) -> None:
+        """All that came counts the next time."""
+        await asyncio.gather(*(torrent.settle() for torrent in self._torrents))
+        await self._save()
+
     def _tell(self) -> None:
-        total = sum(content.bytes_of(each) for content, each in zip(self._contents, self._missing, strict=True))
-        here = total - sum(
-            content.bytes_of(portions.not_come(torrent.missing()))
-            for content, portions, torrent in zip(self._contents, self._portions, self._torrents, strict=True)
-        )
-        n_peers = max(torrent.progress().n_peers for torrent in self._torrents)
-        rate = self._rate.observe(asyncio.get_running_loop().time(), here)
+        now = asyncio.get_running_loop().time()
+        left = [
+            portions.not_come(torrent.missing())
+            for portions, torrent in zip(self._portions, self._torrents, strict=True)
+        ]
+        here = self._n_wanted - _n_bytes(self._contents, left)
         from_web = sum(feeder.n_bytes for feeder in self._feeders)
-        self._means.tell(self._wanted.model_id, FetchProgress(here, total, rate, n_peers, from_web))
+        speeds = [torrent.progress() for torrent in self._torrents]
+        is_coming = any(speed.down_bytes_s for speed in speeds)
+        if here != self._newest[0] or is_coming:
+            self._newest = here, now
+        rate = self._rate.observe(now, here)
+        n_peers = max(speed.n_peers for speed in speeds)
+        has_come = is_coming or here - self._n_began > from_web  # from peers
+        progress = FetchProgress(
+            have_bytes=here,
+            wanted_bytes=self._n_wanted,
+            down_bytes_s=rate,
+            n_peers=max(n_peers, 1 if rate else 0) if has_come else 0,
+            from_web_bytes=from_web,
+            had_bytes=self._n_had,
+            waits_s=self._waits_s(now) if any(left) else None,
+        )
+        self._means.tell(self._wanted.model_id, progress)
+
+    def _waits_s(self, now: float) -> float | None:
+        """How long at most it is waited for somebody to give something; None while somebody does."""
+        idle_s = now - self._newest[1]
+        if idle_s < IDLE_S or any(map(self._has_web, range(len(self._torrents)))):
+            return None
+        return PATIENCE_S - idle_s % PATIENCE_S
 
     def _judge(self) -> None:
         for peer in self._scout.blame(self._torrents):
@@ -307,3 +341,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
+
+
+def _n_bytes(contents: Sequence[Content], pieces: Sequence[Collection[int]]) -> int:
+    """What these pieces of each file take."""
+    return sum(content.bytes_of(each) for content, each in zip(contents, pieces, strict=True))

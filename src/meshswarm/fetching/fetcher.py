@@ -8,6 +8,7 @@ waits, sees how far it is, and finds the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from meshswarm.artifacts.store.changed import parts_left, read_piece
@@ -15,7 +16,7 @@ from meshswarm.artifacts.store.store import Store
 from meshswarm.artifacts.torrent.content import Content
 from meshswarm.artifacts.torrent.torrent import Torrent
 from meshswarm.dht.node import Dht
-from meshswarm.errors import ArtifactError
+from meshswarm.errors import ArtifactError, MeshswarmError
 from meshswarm.fetching.fetch import Fetch, Wanted
 from meshswarm.fetching.plan import FetchProgress, missing_pieces
 from meshswarm.fetching.rates import Pacer
@@ -111,6 +112,10 @@ class Fetcher:
         scout = self.scout(model_id, contents)
         try:
             await scout.look(0)
+            if not scout.n_holders:
+                info = await asyncio.to_thread(self._store.describe, model_id, wanted.name)
+                with contextlib.suppress(MeshswarmError):
+                    await scout.count_servers(info.n_layers)
             await self._piece_layers(scout, model_id, contents)
             torrents = await self._shelf.open(model_id)
             await self._from_headers(model_id, contents, torrents)

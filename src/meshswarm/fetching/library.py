@@ -18,7 +18,7 @@ from meshswarm.artifacts.manifests.card import ModelCard
 from meshswarm.artifacts.manifests.catalogue import CATALOGUE, CatalogueEntry
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
-from meshswarm.artifacts.names import clean_name, matches
+from meshswarm.artifacts.names import clean_name, did_you_mean, matches
 from meshswarm.artifacts.sources.references import is_remote
 from meshswarm.artifacts.store.store import AmbiguousModelError, Store
 from meshswarm.config import Address
@@ -47,6 +47,10 @@ LOOKUPS, LOOKUP_S = 3, 1.0
 """A peer that has just come may not see everything at once."""
 
 Report = Callable[[Mapping[str, Any]], None]
+
+
+class NobodyThereError(UnknownModelError):
+    """Only peers can know the model, and there is none: they may come."""
 
 
 class Library:
@@ -82,8 +86,9 @@ class Library:
         """The model behind a name, an id, a path or a source; its header is here when this returns, and no more than
         that where only peers have the model.
 
-        Raises UnknownModelError for a name nobody here knows, AmbiguousModelError for one that several models share,
-        ConfigError for a source that cannot work, ArtifactError when it cannot be had or is refused.
+        Raises UnknownModelError for a name nobody here knows, NobodyThereError where nobody is, AmbiguousModelError for
+        one that several models share, ConfigError for a source that cannot work, ArtifactError when it cannot be had or
+        is refused.
         """
         report = show or self._report
 
@@ -180,8 +185,11 @@ class Library:
 
     async def _have_header(self, model_id: bytes, name: str, n_layers: int, say: Callable[[str], None]) -> None:
         if not await asyncio.to_thread(self._store.has_header, model_id):
+            holders = await self._who_knows(model_id, n_layers)
+            if not holders and not self._dht.known_peers():
+                raise NobodyThereError(f"{name} is not stored here, and no other peer is known in this swarm")
             say(f"Fetching what describes {name} from a peer that holds it")
-            await fetch_header(self._endpoint, self._store, model_id, await self._who_knows(model_id, n_layers))
+            await fetch_header(self._endpoint, self._store, model_id, holders)
 
     # -- by name
 
@@ -217,10 +225,11 @@ class Library:
                 break
         if model_id is not None:
             return model_id, clean_name(ref[:12]), 0
-        stored = ", ".join(info.name for info in await asyncio.to_thread(self._store.models)) or "none"
-        others = ", ".join(sorted({card.name for card in cards})[:12]) or "none"
-        raise UnknownModelError(
-            f"no model {ref[:80]!r} is stored here (stored: {stored}) or known in this swarm (known: {others})",
+        stored = [info.name for info in await asyncio.to_thread(self._store.models)]
+        others = sorted({card.name for card in cards})
+        raise (UnknownModelError if self._dht.known_peers() else NobodyThereError)(
+            f"no model {ref[:80]!r} is stored here (stored: {', '.join(stored) or 'none'}) or known in this swarm "
+            f"(known: {', '.join(others[:12]) or 'none'}){did_you_mean(ref, [*stored, *others])}",
             param="model",
         )
 
@@ -252,6 +261,9 @@ class Library:
 
         def tell(progress: FetchProgress) -> None:
             nonlocal last
+            if progress.had_bytes and not last.wanted_bytes:
+                here = f"Going on with {info.name}: {progress.had_bytes / 1e6:.1f} MB of what is needed are here."
+                report({"event": "model", "message": here})
             last = progress
             now_and_then({"event": "fetching", **about, **_figures(progress)})
 
@@ -263,7 +275,7 @@ class Library:
             await self._all_of(info, error, report)
             return
         seconds = round(clock() - began, 3)
-        report({"event": "fetched", **about, "bytes": last.have_bytes, "seconds": seconds})
+        report({"event": "fetched", **about, "bytes": last.came_bytes, "seconds": seconds})
         if self._seeder is not None:
             await self._seeder.look()
 
@@ -310,8 +322,10 @@ def _figures(progress: FetchProgress) -> dict[str, Any]:
     return {
         "bytes": progress.have_bytes,
         "wanted_bytes": progress.wanted_bytes,
+        "had_bytes": progress.had_bytes,
         "bytes_s": progress.down_bytes_s,
         "peers": progress.n_peers,
         "web_bytes": progress.from_web_bytes,
         "eta_s": None if progress.eta_s is None else round(progress.eta_s, 1),
+        "waits_s": None if progress.waits_s is None else round(progress.waits_s, 1),
     }

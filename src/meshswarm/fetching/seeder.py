@@ -100,6 +100,7 @@ class Seeder:
         self._shared: dict[bytes, Holding] = {}
         self._bad: dict[bytes, str] = {}  # models that cannot be shared, and why, told once
         self._kept_back: set[bytes] = set()
+        self._closed: dict[bytes, str] = {}  # names of models that are not shared any more and were not removed
         self._looking = asyncio.Lock()
         self.looked = asyncio.Event()
         """Set once everything that was here at the start is shared."""
@@ -153,7 +154,8 @@ class Seeder:
     async def look(self) -> None:
         """See what is here now, and share just that."""
         async with self._looking:
-            touched = await asyncio.to_thread(_touched, list(self._shared.values()))
+            before = list(self._shared.values())
+            touched = await asyncio.to_thread(_touched, before)
             for model_id in touched:  # at once: to hash it again takes a while
                 await self._close(model_id)
             parts = self._open_parts()
@@ -167,11 +169,22 @@ class Seeder:
                 await self._close(model_id)
             for holding in plan.opened:
                 await self._open(holding)
+            await self._tell_removed(before)
             for holding in plan.grown:
                 if not self._is_fetching(holding.model_id):  # it is told once all that was wanted is here
                     self._shared[holding.model_id] = holding
                     await self._announce(holding)
             self._seen = state if not any(map(self._is_fetching, self._shelf.open_models)) else None
+
+    async def _tell_removed(self, before: Sequence[Holding]) -> None:
+        """Say of which models of `before`, or earlier, nothing is left here."""
+        self._closed |= {each.model_id: each.name for each in before}
+        for model_id, name in list(self._closed.items()):
+            if model_id not in self._shared:
+                if await asyncio.to_thread(self._is_noted, model_id):
+                    continue  # not yet, perhaps
+                self._warn(f"{name} was removed here; it is no longer given to others.")
+            del self._closed[model_id]
 
     def _state(self, parts: Mapping[bytes, tuple[Ranges, ...]]) -> object:
         """What changes when anything does: nothing is read as long as that is the same. Blocks for a moment."""
@@ -240,6 +253,10 @@ class Seeder:
             info = await asyncio.to_thread(self._store.describe, holding.model_id, holding.name)
             await self._dht.publish_card(ModelCard.of(info).sign(self._identity))
             await self._dht.say_holding(record)
+
+    def _is_noted(self, model_id: bytes) -> bool:
+        """Whether the store knows of anything of this model. Blocks."""
+        return self._store.noted_paths(model_id) is not None or model_id in self._store.parts()
 
     def _layers(self, holding: Holding) -> Span | None:
         return layers_held(self._store.header(holding.model_id), holding.ranges)

@@ -181,7 +181,7 @@ class Sharing:
                     port=port,
                     secret=self._swarm.artifact_secret(),
                     folder=self._home / "torrents",
-                    say=self._warn,
+                    say=self._torrents_say,
                 )
             except ConfigError:
                 if not port:
@@ -225,6 +225,13 @@ class Sharing:
             for model_id in model_ids:
                 await self.shelf.close(model_id)
             yield
+
+    def _torrents_say(self, sentence: str) -> None:
+        """Of a fetched file that is not there any more the seeder tells, or the fetch."""
+        path, ending, _ = sentence.partition(".gguf ")
+        is_fetched = bool(ending) and path.startswith(str(self._home / "pieces"))
+        if not is_fetched or Path(f"{path}.gguf").exists():
+            self._warn(sentence)
 
     def _warn(self, sentence: str) -> None:
         self._report({"event": "warning", "message": sentence})

@@ -13,6 +13,7 @@ from typing import Any
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.dht.records import CoverageRecord
 from meshswarm.errors import MeshswarmError
+from meshswarm.fetching.library import Library, NobodyThereError
 from meshswarm.routing.choice import Choice, Limits, choose
 from meshswarm.routing.view import MOBILE, View
 from meshswarm.serving.settings import DEFAULT_N_CTX, ServingSettings, Surroundings
@@ -29,6 +30,8 @@ from meshswarm.stage.slices.store import SliceFile
 
 WINDOW_ROWS = 4 * MAX_ROWS_PER_STEP
 JOIN_JITTER_S = 1.0
+COMPANY_S = 0.5
+"""How often a peer that is alone looks whether somebody has come who may know its model."""
 SERVER = "server"
 """The role of a peer that serves its layers."""
 
@@ -113,14 +116,30 @@ def choose_layers(
 
 
 async def known_model(settings: ServingSettings, around: Surroundings) -> ModelInfo:
-    """The model that was asked for, with its header. Raises MeshswarmError."""
+    """The model that was asked for, with its header; where nobody is who could know it, as soon as somebody is, if
+    that is to be waited for. Raises MeshswarmError."""
     if around.library is not None:
-        return await around.library.known(settings.model)
+        return await _known_in_time(around.library, settings, around)
     return await asyncio.to_thread(
         around.store.obtain,
         settings.model,
         say=lambda sentence: around.report({"event": "model", "message": sentence}),
     )
+
+
+async def _known_in_time(library: Library, settings: ServingSettings, around: Surroundings) -> ModelInfo:
+    is_told = False
+    while True:
+        try:
+            return await library.known(settings.model)
+        except NobodyThereError:
+            if not settings.waits:
+                raise
+            if not is_told:
+                sentence = f"Nobody is there yet who knows {settings.model[:80]}; looking on."
+                around.report({"event": "model", "message": sentence})
+                is_told = True
+            await asyncio.sleep(COMPANY_S)
 
 
 async def have_layers(settings: ServingSettings, around: Surroundings, info: ModelInfo, span: Span) -> None:

@@ -44,6 +44,8 @@ class ServingSettings:
     is_auto: bool = False
     is_mobile: bool = False
     slice_only: bool = False
+    waits: bool = False
+    """While nobody is there who could know the model, rather than end."""
     changes_model: bool = False
     because: str = ""
 
