@@ -196,10 +196,12 @@ def test_a_person_says_whose_a_name_is(home: Home, tiny_file: Path, capsys: pyte
     show_trust(trust(home, "tiny", None))
     show_trust(trust(home, "hf:a/b/c.gguf", None))
     show_published(own)
+    show_published({**own, "reach": {"swarm": "our team", "address": "PEER@192.0.2.1:4000"}})
     show_facts(describe(home, own["model_id"], MemoryQuestion(64, 1), None))
     shown = capsys.readouterr().out
     assert f"is {OTHER.peer_id}'s, not {own['publisher']}'s any more" in shown and "as it was" in shown
-    assert f"id {own['model_id']}" in shown and shown.count("apache-2.0") == 2, "also by `models show`"
+    assert f"id {own['model_id']}" in shown and shown.count("apache-2.0") == 3, "also by `models show`"
+    assert "Others fetch it with: meshswarm models pull tiny --swarm 'our team' --join PEER@192.0.2.1:4000\n" in shown
 
 
 def test_the_commands(home: Home, tiny_file: Path) -> None:

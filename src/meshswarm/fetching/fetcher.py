@@ -29,6 +29,9 @@ from meshswarm.net.swarm import Swarm
 ProgressOf = Callable[[FetchProgress], None]
 Warn = Callable[[str], None]
 
+SETTLE_S = 30.0
+"""How long pieces that were taken from this disk may take to be written."""
+
 
 class Fetcher:
     """`fetch` what is wanted. `warn` gets sentences for a person; `room`: what a person allows on disk;
@@ -150,7 +153,7 @@ class Fetcher:
                 if len(data) == len(place):
                     await torrent.add_piece(piece, data)
             if ranges:
-                await torrent.settle()  # until it is written: what is here is asked of nobody
+                await torrent.settle(SETTLE_S)  # until it is written: what is here is asked of nobody
 
     async def _piece_layers(self, scout: Scout, model_id: bytes, contents: Sequence[Content]) -> None:
         """See that pieces can be checked, before any is asked for."""
