@@ -105,7 +105,9 @@ class Library:
             return pinned
         if sources.is_source(ref):
             return await self._whole_from_source(
-                ref, report, "all of it, as nobody trusted here says what its parts are"
+                ref,
+                report,
+                "the whole file, not some layers alone: no publisher known here has told the hashes of its parts",
             )
         model_id, name, n_layers = await self._in_swarm(ref)
         await self._have_header(model_id, name, n_layers, say)
