@@ -93,6 +93,9 @@ def test_damage_is_named_by_file_and_piece(home: Home, tiny: Path) -> None:
     assert f"DAMAGED, {len(data) / 1e6:.1f} MB checked" in say(home, "verify")
     assert "262,144 bytes are bad, in piece 2" in say(home, "verify")
     assert "changed since? run `meshswarm models verify tiny-1m`" in say(home, "list")
+    other = run(home, "pull", str(tiny))  # what is in the file now
+    assert other["model_id"] != bad["model_id"]
+    run(home, "rm", other["model_id"])
     data[2 * piece + 5] ^= 1
     tiny.write_bytes(data)
     assert run(home, "list")[0]["is_touched"]

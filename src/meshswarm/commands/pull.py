@@ -45,7 +45,7 @@ def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
     seen = _Seen(show or (lambda event: None))
     store = Store(where.home.create().root)
     known = store.find(ref)
-    if known is not None:
+    if known is not None and store.trouble(known.model_id) is None:
         seen({"event": "model", "message": f"{known.name} is already here, whole."})
         return entry_of(store, Disk(where.home.root, store), known)
     try:

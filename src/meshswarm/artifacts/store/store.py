@@ -67,7 +67,8 @@ class Store:
             path = sources.fetch(ref, say=say, progress=progress)
             return self.import_file(path, expected_id=pinned.model_id, progress=progress)
         known = self.find(ref)
-        if known is not None:
+        is_here = known is not None and not (sources.is_source(ref) and self.trouble(known.model_id))
+        if known is not None and is_here:
             return known
         if sources.is_source(ref):
             info = self.import_file(sources.fetch(ref, say=say, progress=progress), progress=progress)
