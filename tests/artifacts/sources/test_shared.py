@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.artifacts.sources.web_server import Quirk, WebServer
 from meshswarm.artifacts import sources
 from meshswarm.artifacts.sources import download
 from meshswarm.artifacts.sources.faults import MissingError, SourceError
+from meshswarm.artifacts.sources.http_source import HttpSource
 from meshswarm.artifacts.sources.pace import Retries
 from meshswarm.artifacts.sources.part_file import PartFile
 from meshswarm.artifacts.sources.remote import targets_of
@@ -21,6 +23,16 @@ from meshswarm.errors import ArtifactError, ConfigError
 @pytest.fixture(autouse=True)
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "Retries", lambda: Retries(max_at_first=0, max_in_a_row=0, first_wait_s=0.01))
+
+
+def look_at(url: str) -> None:
+    """Hash a remote file, of which nothing is kept."""
+
+    async def look() -> None:
+        async with HttpSource(url) as source:
+            await download.hash_remote(source)
+
+    asyncio.run(look())
 
 
 def test_a_wrong_url_leaves_no_folder(web: WebServer, tmp_path: Path) -> None:
@@ -39,6 +51,9 @@ def test_what_is_unfinished_is_named_and_only_that_is_said_to_be_kept(
     assert unfinished_downloads(tmp_path) == []
     with pytest.raises(SourceError, match="What came is kept"):
         sources.fetch(ref, folder=tmp_path)
+    web.put("/seen.gguf", model, quirks=deque([Quirk(cut_after=700_000)]))
+    with pytest.raises(SourceError, match="Try again later"):
+        look_at(web.url("/seen.gguf"))
     (left,) = unfinished_downloads(tmp_path)
     assert (left.target,) == targets_of(ref, tmp_path)
     assert (left.n_bytes, left.length) == (700_000, len(model))

@@ -120,6 +120,10 @@ class _PartSink:
     def n_bytes(self) -> int:
         return self._part.n_bytes
 
+    @property
+    def is_kept(self) -> bool:
+        return self.n_bytes > 0
+
     def go_on(self, say: Callable[[str], None]) -> RemoteFile | None:
         """The file of which a part is here, hashed again; None when there is none that could be gone on with."""
         begun = self._part.begun()
@@ -160,6 +164,10 @@ class _HashSink:
     @property
     def n_bytes(self) -> int:
         return 0 if self._hasher is None else self._hasher.n_bytes
+
+    @property
+    def is_kept(self) -> bool:
+        return False
 
     def begin(self, file: RemoteFile) -> None:
         _check_length(file, self._source, self._expected)

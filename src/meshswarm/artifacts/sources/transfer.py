@@ -37,6 +37,10 @@ class Sink(Protocol):
     def n_bytes(self) -> int:
         """How many it has."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether what it has is there for another time."""
+
     def begin(self, file: RemoteFile) -> None:
         """From nothing, whatever was there."""
 
@@ -94,7 +98,7 @@ class Transfer:
         wait_s = self.retries.wait_s(error.retry_after_s, self.rng)
         if wait_s is None:
             tries = f"tried {self.retries.n_in_a_row} times" if self.retries.n_in_a_row > 1 else "not waited for"
-            kept = "What came is kept: run the same command again to go on" if self.sink.n_bytes else "Try again later"
+            kept = "What came is kept: run the same command again to go on" if self.sink.is_kept else "Try again later"
             raise SourceError(
                 f"{error}; {tries}. {kept}",
                 retry_after_s=error.retry_after_s,
