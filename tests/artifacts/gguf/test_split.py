@@ -148,7 +148,7 @@ def test_a_changed_part_is_no_longer_the_model(tmp_path: Path, tiny: Path) -> No
     parts[1].write_bytes(data)
     (model,) = [store.check(info.model_id)]
     assert [bool(check.bad) for check in model] == [False, True, False]
-    with pytest.raises(ArtifactError, match=r"00002-of-00003\.gguf has changed"):
+    with pytest.raises(ArtifactError, match=r"00002-of-00003\.gguf was changed since"):
         store.path(info.model_id)
     assert store.paths(info.model_id) is None
 
