@@ -117,6 +117,7 @@ def test_models_are_imported_in_place_and_listed(tmp_path: Path, smollm2: Path) 
     assert meshswarm_json(*home, "models", "list") == []
     imported = meshswarm_json(*home, "models", "import", str(smollm2))
     assert imported["layers"] == 30
+    del imported["in_place"]
     assert meshswarm_json(*home, "models", "list") == [imported]
     assert "smollm2" in meshswarm(*home, "models", "list").stdout
 
@@ -131,6 +132,10 @@ def test_models_of_the_swarm_are_listed_at_a_peer_that_holds_none(three_peers: A
     (model,) = meshswarm_json(*home_of(three_peers.client), "models", "list")
     assert model["local"] is False
     assert model["ready"] is True
+    assert "served" in meshswarm(*home_of(three_peers.client), "models", "list").stdout
+    shown = meshswarm(*home_of(three_peers.client), "models", "show", model["name"], expect=1)
+    hint = f"{model['name']} is served in the swarm but not here; `meshswarm models pull {model['name']}` fetches it"
+    assert hint in shown.stderr
 
 
 def test_a_model_that_is_served_is_not_removed(three_peers: Any, smollm2: Path) -> None:
