@@ -104,7 +104,9 @@ async def test_without_that_all_of_it_is_fetched_and_a_person_is_told_why(
     model_id = await published(publisher, REF, "my-model")
     info = await one.sharing.library.known(REF)
     assert info.model_id == model_id and one.store.paths(model_id) is not None
-    assert any("no publisher known here has told the hashes of its parts" in str(event.get("message")) for event in one.said)
+    assert any(
+        "no publisher known here has told the hashes of its parts" in str(event.get("message")) for event in one.said
+    )
     assert Manifests(one.home).source(REF) == model_id, "and from now on it is pinned"
 
 
