@@ -76,6 +76,25 @@ async def test_layers_and_their_slice_stay_within_the_quota_that_was_said_to_be_
     assert layers is not None and Span(10, 16).start >= layers.start and layers.stop == 16
 
 
+async def test_pieces_that_lie_in_the_header_are_planned_too(
+    start_node: StartNode, tmp_path: Path, gguf_recipe: Any
+) -> None:
+    """They are written to where others can have them, although they are not fetched."""
+    recipe = gguf_recipe(n_layers=16, n_embd=96)
+    recipe.entries["tokenizer.chat_template"] = (8, "x" * 900_000)
+    holder = await start_node()
+    path = tmp_path / "Long-header.F32.gguf"
+    info = await has(holder, recipe.write(path))
+    quota = await enough(start_node, info, Span(8, 16))
+    node = await start_node(settings=SharingSettings(disk_bytes=quota))
+    await node.sharing.library.known(info.id_text)
+    await node.sharing.library.have_span(info, Span(8, 16))
+    plan = node.slices.plan(info.model_id, Span(8, 16))
+    assert taken(node) + plan.cut_bytes <= quota
+    (held,) = node.store.ranges(info.model_id)
+    assert held[0].start == 0 and held[0].stop >= 3 << 18, "the first three pieces are here"
+
+
 async def test_pieces_of_other_layers_go_where_slices_are_not_enough(start_node: StartNode, model_file: Path) -> None:
     holder = await start_node()
     info = await has(holder, model_file)

@@ -124,12 +124,17 @@ class Room:
         return [] if expected is None or is_cut else [expected]
 
     def _needs(self, wants: Sequence[Wanted]) -> dict[bytes, tuple[Ranges, ...]]:
-        """Which bytes of each model's files are wanted, by all together."""
+        """Which bytes of each model's files are wanted, by all together; and the pieces that lie in the headers, which
+        a fetch writes to where others can have them too. Blocks."""
         needs: dict[bytes, tuple[Ranges, ...]] = {}
         for each in wants:
-            before = needs.get(each.model_id, ((),) * len(each.files))
+            before = needs.get(each.model_id) or self._header_pieces(each.model_id)
             needs[each.model_id] = tuple(merged([*a, *b]) for a, b in zip(before, each.files, strict=True))
         return needs
+
+    def _header_pieces(self, model_id: bytes) -> tuple[Ranges, ...]:
+        parts = zip(self._store.header(model_id).files, self._store.contents(model_id), strict=True)
+        return tuple(tuple(c.ranges_of(c.pieces_within([range(part.data_offset)]))) for part, c in parts)
 
     def _coming(self, wants: Sequence[Wanted]) -> Coming:
         """What all these bring together. Blocks where files were touched."""
