@@ -71,6 +71,7 @@ async def _events(errand: Errand, body: Mapping[str, Any]) -> AsyncIterator[byte
             words.put_nowait({"progress": dict(word)})
 
     doing = asyncio.ensure_future(errand(body, tell))
+    waiting: asyncio.Future[Mapping[str, Any]] | None = None
     try:
         while not doing.done() or not words.empty():
             waiting = asyncio.ensure_future(words.get())
@@ -83,6 +84,8 @@ async def _events(errand: Errand, body: Mapping[str, Any]) -> AsyncIterator[byte
                     yield b": ping\n\n"
         yield _event(_outcome(doing))
     finally:
+        if waiting is not None:
+            waiting.cancel()
         doing.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await doing

@@ -121,6 +121,7 @@ class Fetcher:
                     await scout.count_servers(info.n_layers)
             await self._piece_layers(scout, model_id, contents)
             torrents = await self._shelf.open(model_id)
+            missing = [pieces - torrent.have() for pieces, torrent in zip(missing, torrents, strict=True)]
             await self._from_headers(model_id, contents, torrents)
             await self._from_changed_files(model_id, contents, torrents, missing)
             await Fetch(self, wanted, contents, torrents, missing, scout).run()
