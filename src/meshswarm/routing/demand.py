@@ -98,7 +98,7 @@ def pick(offers: Sequence[Offer]) -> Pick | None:
         best = max(whole, key=_by_worth)
         of_which = " of those that are here or were run by this project" if larger(offers, best) else ""
         return Pick(
-            best, f"nobody serves a model that this peer could join, and it is the best{of_which} that fits whole"
+            best, f"nobody serves a model that this peer could join, and it is the best that fits whole{of_which}"
         )
     if possible:
         best = min(possible, key=lambda offer: (not offer.is_sure, offer.n_bytes, not offer.is_verified, offer.name))
