@@ -141,15 +141,13 @@ async def test_a_model_that_others_hold_goes_before_one_that_is_rare(
 ) -> None:
     """By what the table says of their holders, though the rare one was not used for longer."""
     holders = [await start_node() for _ in range(3)]
-    rare_file, next_file = (
-        gguf_recipe(n_layers=4, n_embd=96).write(tmp_path / "downloads" / f"Model-{seed}.F32.gguf", seed=seed)
-        for seed in (2, 3)
-    )
-    rare = await has(holders[0], rare_file)
-    for node in holders:
-        common = await has(node, model_file)
-    wanted = await has(holders[0], next_file)
+    files = tmp_path / "downloads"
+    rare = await has(holders[0], gguf_recipe(n_layers=4, n_embd=96).write(files / "Rare-1M.F32.gguf", seed=2))
+    common, *_ = await asyncio.gather(*(has(node, model_file) for node in holders))
     small = await start_node(settings=SharingSettings(disk_bytes=4_700_000))
-    for info in (rare, common, wanted):
-        await small.sharing.library.have_whole(await small.sharing.library.known(info.id_text))
-    assert {info.model_id for info in small.store.models()} == {rare.model_id, wanted.model_id}
+    for info in (rare, common):
+        small.store.save_foreign_header(info.model_id, holders[0].store.header_proof(info.model_id))
+        await small.sharing.library.have_whole(info)
+    own = small.store.import_file(gguf_recipe(n_layers=8, n_embd=96).write(files / "Own-2M.F32.gguf", seed=3))
+    await small.sharing.library.have_span(own, Span(0, 4))
+    assert {info.model_id for info in small.store.models()} == {rare.model_id, own.model_id}
