@@ -47,7 +47,7 @@ async def leech(path: Path, port: int) -> None:
     async def again() -> None:
         nonlocal done
         while True:
-            with tempfile.TemporaryDirectory(prefix="meshswarm-bench-") as folder:
+            with tempfile.TemporaryDirectory(prefix="meshswarm-bench-", ignore_cleanup_errors=True) as folder:
                 session = await TorrentSession.start("127.0.0.1", folder=Path(folder))
                 try:
                     torrent = await session.open(content, Path(folder) / "model.gguf", layer)
