@@ -73,8 +73,9 @@ class PeerProcess:
         self._events.put({"event": "end of output"})
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> PeerProcess:
-        """Until the "ready" event, whose fields become `peer_id`, `address`, `api`. Raises PeerFailure."""
-        seen: list[dict[str, Any]] = []
+        """Until the "ready" event, whose fields become `peer_id`, `address`, `api`; what came before it becomes
+        `before_ready`. Raises PeerFailure."""
+        seen = self.before_ready = list[dict[str, Any]]()
         deadline = time.monotonic() + timeout_s
         while True:
             try:
