@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from meshswarm.artifacts.manifests.trust import ManifestChangedError, Manifests, SourceChangedError
 from meshswarm.artifacts.merkle import model_id_text, parse_model_id
-from meshswarm.artifacts.store.store import AmbiguousModelError, Store
+from meshswarm.artifacts.store.finding import AmbiguousModelError
+from meshswarm.artifacts.store.store import Store
 from meshswarm.cli import app
 from meshswarm.commands.model_facts import MemoryQuestion, describe
 from meshswarm.commands.publish import Wish, manifest_facts, publish, show_published, show_trust, trust

@@ -13,7 +13,8 @@ from meshswarm.artifacts.ranges import n_bytes_of
 from meshswarm.artifacts.sources import artifact_folder, is_remote, is_source, pypi_model
 from meshswarm.artifacts.sources.shared import is_download, remove_downloads
 from meshswarm.artifacts.store.disk import Disk, Kind
-from meshswarm.artifacts.store.store import MIN_PREFIX_CHARS, Store
+from meshswarm.artifacts.store.finding import MIN_PREFIX_CHARS
+from meshswarm.artifacts.store.store import Store
 from meshswarm.commands.control import find_running
 from meshswarm.config import Home
 from meshswarm.errors import ConfigError, UnknownModelError

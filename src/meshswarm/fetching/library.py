@@ -20,7 +20,8 @@ from meshswarm.artifacts.merkle import model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
 from meshswarm.artifacts.names import clean_name, did_you_mean, matches
 from meshswarm.artifacts.sources.references import is_remote
-from meshswarm.artifacts.store.store import AmbiguousModelError, Store
+from meshswarm.artifacts.store.finding import AmbiguousModelError
+from meshswarm.artifacts.store.store import Store
 from meshswarm.config import Address
 from meshswarm.dht.node import Dht
 from meshswarm.errors import ArtifactError, MeshswarmError, UnknownModelError

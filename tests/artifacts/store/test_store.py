@@ -13,7 +13,8 @@ import pytest
 from meshswarm.artifacts.header_proof import HeaderProof, nodes_to_keep, verify_message
 from meshswarm.artifacts.merkle import file_root, hash_file, model_id, model_id_text
 from meshswarm.artifacts.sources import PYPI_MODELS
-from meshswarm.artifacts.store.store import AmbiguousModelError, Store
+from meshswarm.artifacts.store.finding import AmbiguousModelError
+from meshswarm.artifacts.store.store import Store
 from meshswarm.errors import ArtifactError, ConfigError, UnknownModelError
 
 

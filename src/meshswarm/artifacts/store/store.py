@@ -23,22 +23,16 @@ from meshswarm.artifacts.header_proof import HeaderProof
 from meshswarm.artifacts.manifests.trust import Manifests
 from meshswarm.artifacts.merkle import Progress, file_root, model_id_text, parse_model_id
 from meshswarm.artifacts.model_info import ModelInfo
-from meshswarm.artifacts.names import NAME_PATTERN, clean_name, matches, model_name
+from meshswarm.artifacts.names import NAME_PATTERN, model_name
 from meshswarm.artifacts.ranges import Ranges, missing, n_bytes_of
 from meshswarm.artifacts.sources.references import is_remote
+from meshswarm.artifacts.store.finding import one_of
 from meshswarm.artifacts.store.hashing import hash_model
 from meshswarm.artifacts.store.headers import Headers, read_message
 from meshswarm.artifacts.store.pieces import FileCheck, Pieces, check_file, good_ranges
 from meshswarm.artifacts.store.registry import ModelFile, ModelRecord, Registry
 from meshswarm.artifacts.torrent.content import Content
-from meshswarm.errors import ArtifactError, RequestError, UnknownModelError
-
-MIN_PREFIX_CHARS = 8
-"""Shorter beginnings of an id are too easy to hit by accident."""
-
-
-class AmbiguousModelError(RequestError):
-    """A name that several models share; the message lists their ids."""
+from meshswarm.errors import ArtifactError, UnknownModelError
 
 
 class Store:
@@ -162,23 +156,10 @@ class Store:
         return [self.describe(model_id, self.name_of(model_id)) for model_id in self.parts()]
 
     def _one_of(self, infos: Sequence[ModelInfo], ref: str) -> ModelInfo | None:
-        exact = [info for info in infos if info.id_text == ref]
-        named = [info for info in infos if matches(ref, info.name, info.encoding)]
-        prefixed = [info for info in infos if len(ref) >= MIN_PREFIX_CHARS and info.id_text.startswith(ref)]
-        found = exact or named or prefixed
-        if len(found) != 1:  # the name's publisher settles it, if it has one and that model is here
-            pinned = self._manifests.pinned(clean_name(ref.removesuffix(".gguf")))
-            found = [info for info in infos if info.model_id == pinned] or found
-        if not found and sources.is_source(ref):
-            path = Path(ref).expanduser().absolute()
-            records = {record.model_id for record in self._registry.all() if path in record.paths}
-            found = [info for info in infos if info.model_id in records]
-        if len(found) > 1:
-            ids = ", ".join(f"{info.id_text} ({info.encoding})" for info in found)
-            raise AmbiguousModelError(
-                f"{ref[:80]!r} may be any of {len(found)} models; say which: {ids}", param="model"
-            )
-        return found[0] if found else None
+        def at(path: Path) -> set[bytes]:
+            return {record.model_id for record in self._registry.all() if path in record.paths}
+
+        return one_of(infos, ref, self._manifests.pinned, at)
 
     def get(self, model_id: bytes) -> ModelInfo | None:
         """The whole model with this id."""
