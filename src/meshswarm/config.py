@@ -201,8 +201,13 @@ class Home:
         return self
 
 
+class FolderInUseError(ConfigError):
+    """Another process holds the folder."""
+
+
 class HomeLock:
-    """Holds a peer's folder for this process. Raises ConfigError when another process holds it, or nobody can."""
+    """Holds a peer's folder for this process. Raises FolderInUseError when another process holds it, ConfigError when
+    nobody can."""
 
     def __init__(self, home: Home) -> None:
         try:
@@ -213,7 +218,7 @@ class HomeLock:
             lock_file(self._file)
         except OSError:
             self._file.close()
-            raise ConfigError(
+            raise FolderInUseError(
                 f"another meshswarm is already running with the folder {home.root}; "
                 "stop it, or give this one a folder of its own with --home"
             ) from None

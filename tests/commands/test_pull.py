@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshswarm.commands.control import announce_running
+from meshswarm.commands import pull as module
+from meshswarm.commands.control import RunningPeer, announce_running
 from meshswarm.commands.pull import pull, terminal_bar
 from meshswarm.commands.throwaway import Where
 from meshswarm.config import Address, Home, HomeLock
-from meshswarm.errors import ConfigError
+from meshswarm.errors import ConfigError, UnknownModelError
 from meshswarm.identity import Identity
 
 
@@ -46,6 +50,36 @@ def test_a_running_peer_is_asked_in_its_own_swarm_only(home: Home) -> None:
             pull(where, "some-model", None)
     finally:
         lock.release()
+
+
+def test_of_two_that_begin_in_one_moment_the_second_waits_for_the_first(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other took the folder after this one had looked, and is gone again before it said where it is."""
+    looks: list[Home] = []
+    look = module._running
+
+    def late(home: Home) -> RunningPeer | None:
+        looks.append(home)
+        return None if len(looks) == 1 else look(home)
+
+    monkeypatch.setattr(module, "_running", late)
+    other = HomeLock(home)
+    threading.Timer(1.5, other.release).start()
+    with pytest.raises(UnknownModelError, match="no-such-model"):
+        pull(Where(home, f"test-{secrets.token_hex(4)}"), "no-such-model", None)
+    assert len(looks) == 2
+
+
+def test_who_found_a_pull_that_ends_at_that_moment_goes_on_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Where(home, f"test-{secrets.token_hex(4)}")
+    leaving = RunningPeer(os.getpid(), "http://127.0.0.1:9/v1", None, module._errand(where))
+    found = [leaving]
+    look = module._running
+    monkeypatch.setattr(module, "_running", lambda home: found.pop() if found else look(home))
+    with pytest.raises(UnknownModelError, match="no-such-model"):
+        pull(where, "no-such-model", None)
+    assert not found
 
 
 EVENT = {

@@ -25,7 +25,7 @@ from meshswarm.commands.serve import run_in_loop
 from meshswarm.commands.signals import INTERRUPT, on_signals
 from meshswarm.commands.story import pace_of, sentence_of, sources_of
 from meshswarm.commands.throwaway import Where, throwaway_peer
-from meshswarm.config import Home, HomeLock
+from meshswarm.config import FolderInUseError, Home, HomeLock
 from meshswarm.errors import ConfigError, LocalError
 from meshswarm.fetching.sharing import PULL_PATH
 
@@ -64,16 +64,31 @@ def pull(where: Where, ref: str, show: Show | None) -> dict[str, Any]:
 
 
 def _from_swarm(where: Where, ref: str, store: Store, seen: _Seen) -> ModelInfo:
-    running = _running(where.home)
-    if running is not None:
-        is_ours = running.errand == _errand(where)  # another pull, in the same swarm
-        model_id = _ask(running if is_ours else where.leave_to(running, "models pull"), ref, seen)
-    else:
-        model_id = run_in_loop(_ask_own_peer(where, ref, seen))
+    model_id = _pulled(where, ref, seen)
     known = store.get(parse_model_id(model_id))
     if known is None:
         raise LocalError(f"{ref[:80]} was fetched and is not here: somebody removed it meanwhile")
     return known
+
+
+def _pulled(where: Where, ref: str, seen: _Seen) -> str:
+    """The id of the model, by whichever peer the folder has by then: of two pulls that begin or end in one moment the
+    second finds the first one's peer, or its own place free."""
+    until = time.monotonic() + START_S
+    while True:
+        running = _running(where.home)
+        is_ours = running is not None and running.errand == _errand(where)  # another pull, in the same swarm
+        try:
+            if running is None:
+                return run_in_loop(_ask_own_peer(where, ref, seen))
+            return _ask(running if is_ours else where.leave_to(running, "models pull"), ref, seen)
+        except FolderInUseError:
+            if time.monotonic() >= until:
+                raise
+        except LocalError:
+            if not is_ours or time.monotonic() >= until:
+                raise
+            time.sleep(0.1)  # that peer is leaving
 
 
 class _Seen:
